@@ -1,0 +1,167 @@
+"""What a client does with work: one function, ``Client.execute``, for every method and every runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from letheon import tree
+from letheon.adapter import Adapter, ascend, attached, penultimate
+from letheon.data import Data
+from letheon.errors import LetheonError, RequestError
+from letheon.phase import seed_of
+from letheon.request import Request
+from letheon.tasks.base import Task, buffers_of, params_of
+from letheon.training import Local, train
+from letheon.work import Reply, Work
+
+Do = Callable[["Client", Work, Data, nn.Module, int], Reply]
+Cost = Callable[[Task, Work, int], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A registered kind of work: what to do, and what it costs for n samples (samples seen, FLOPs)."""
+
+    do: Do
+    cost: Cost
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def client_work(name: str, cost: Cost) -> Callable[[Do], Do]:
+    """Register a function as the work kind ``name``."""
+
+    def register(do: Do) -> Do:
+        if name in KINDS:
+            raise ValueError(f"client work {name!r} is registered already")
+        KINDS[name] = Kind(do, cost)
+        return do
+
+    return register
+
+
+@dataclass(eq=False)
+class Client:
+    """One holder of data. Which of its samples a request covers is resolved here and never leaves.
+
+    Attributes:
+        name: unique in the federation; replies are aggregated in the order of names.
+        data: everything the client holds.
+        task: model and loss.
+        requests: the admitted requests by id: the client's own exclusion table.
+    """
+
+    name: str
+    data: Data
+    task: Task
+    requests: dict[str, Request] = field(default_factory=dict)
+    _parts: dict[tuple[str, str, int], Data] = field(default_factory=dict, repr=False)
+
+    def admit(self, request: Request) -> None:
+        """From now on ``retain`` leaves out what the request covers."""
+        self.requests[request.id] = request
+
+    def part(self, work: Work) -> Data:
+        """The samples that ``work`` is about; ``retain`` honours every request admitted so far."""
+        key = (work.part, work.request, len(self.requests))
+        if key not in self._parts:
+            self._parts[key] = self._select(work)
+        return self._parts[key]
+
+    def _select(self, work: Work) -> Data:
+        if work.part == "forget":
+            if work.request not in self.requests:
+                raise RequestError(f"client {self.name}: request {work.request!r} was never admitted here")
+            return self.requests[work.request].select(self.name, self.data, "forget")
+        data = self.data
+        if work.part == "retain":
+            for request in self.requests.values():
+                data = request.select(self.name, data, "retain")
+        return data
+
+    def execute(self, work: Work, module: nn.Module) -> Reply:
+        """Do ``work`` with ``module`` (a scratch copy of the architecture, overwritten) and reply.
+
+        What the client cannot do comes back as ``Reply.error``; faults of the program are raised.
+        """
+        data = self.part(work)
+        seed = seed_of(f"{work.seed}|{self.name}")
+        if self.task.draws:
+            torch.manual_seed(seed)  # runs in a process of its own, see runtimes.inprocess
+        try:
+            load(module, work.params, work.buffers)
+            reply = KINDS[work.kind].do(self, work, data, module, seed)
+        except LetheonError as error:
+            return Reply(0, self.name, {}, error=str(error))
+        cost = KINDS[work.kind].cost(self.task, work, len(data))
+        return replace(reply, weight=float(len(data)), metrics=cost | dict(reply.metrics))
+
+
+@torch.no_grad()
+def load(module: nn.Module, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors into the module; a missing or unknown name is an error, never skipped."""
+    for kind, own, given in (
+        ("parameter", dict(module.named_parameters()), params),
+        ("buffer", {n: dict(module.named_buffers())[n] for n in buffers_of(module)}, buffers),
+    ):
+        own = {n: t for n, t in own.items() if kind == "buffer" or t.requires_grad}
+        if own.keys() != given.keys():
+            raise LetheonError(f"{kind} names differ between model and broadcast: {sorted(own.keys() ^ given.keys())}")
+        for name, tensor in own.items():
+            if tensor.shape != given[name].shape:
+                raise LetheonError(f"{kind} {name}: got {tuple(given[name].shape)}, expected {tuple(tensor.shape)}")
+            tensor.copy_(given[name])
+
+
+def _train_cost(task: Task, work: Work, n: int) -> dict[str, float]:
+    samples = Local.from_options(work.options).samples(n)
+    return {"samples": samples, "flops": 3.0 * task.flops * samples}
+
+
+@client_work("train", _train_cost)
+def _train(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
+    """Local training; ``extras`` may hold a frozen adapter. Replies w_k − w."""
+    local = Local.from_options(work.options)
+    with attached(module, client.task.head, work.extras):
+        loss = train(module, client.task.loss, data, local, seed=seed)
+    update = tree.sub(params_of(module), work.params)
+    return Reply(0, client.name, update, buffers_of(module), metrics={"loss": loss})
+
+
+def _amplify_cost(task: Task, work: Work, n: int) -> dict[str, float]:
+    """One pass of the backbone, then at most S_φ small steps on its features."""
+    seen = int(work.options["steps"]) * int(work.options["batch_size"])
+    return {"samples": float(n), "flops": float(task.flops * n + 6 * tree.count(work.extras) * seen)}
+
+
+@client_work("amplify", _amplify_cost)
+def _amplify(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
+    """Lethe's phase 1: train the adapter in ``extras`` by ascent. Replies the adapter."""
+    task, adapter = client.task, Adapter.from_options(work.options)
+    features = penultimate(module, task.head, data.inputs)
+    head = module.get_submodule(task.head)
+    tensors, steps, reached = ascend(adapter, head, task.loss, features, data.targets, work.extras, seed=seed)
+    return Reply(0, client.name, tensors, metrics={"steps": steps, "reached": reached})
+
+
+def _evaluate_cost(task: Task, work: Work, n: int) -> dict[str, float]:
+    return {"samples": float(n), "flops": float(task.flops * n)}
+
+
+@client_work("evaluate", _evaluate_cost)
+@torch.no_grad()
+def _evaluate(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
+    """Evaluation mode, fixed order. Replies ``correct`` (n,) bool and the mean loss."""
+    module.eval()
+    correct, loss = [], 0.0
+    for start in range(0, len(data), 1024):
+        inputs, targets = data.inputs[start : start + 1024], data.targets[start : start + 1024]
+        outputs = module(inputs)
+        correct.append(client.task.correct(outputs, targets))
+        loss += float(client.task.loss(outputs, targets)) * len(targets)
+    return Reply(0, client.name, {"correct": torch.cat(correct)}, metrics={"loss": loss / max(1, len(data))})

@@ -1,0 +1,118 @@
+"""An experiment: frozen, strict, and named by its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from letheon import config
+from letheon.errors import ConfigError, MethodError
+from letheon.methods.base import Method
+from letheon.methods.retrain import Retrain
+from letheon.tasks.base import Task
+from letheon.tasks.partition import Partition
+from letheon.tasks.population import Target
+from letheon.training import Local
+
+@dataclass(frozen=True)
+class Experiment:
+    """The whole life of a federation: train, request, unlearn, continue, evaluate.
+
+    Attributes:
+        task: data, model and loss.
+        method: the method of interest.
+        compare: methods run beside it, from the same Origin. Retrain always runs: it is the reference.
+        seed: of the partition, the initial weights and every random draw.
+        clients: number of clients K.
+        partition: who holds what.
+        request: what is to be forgotten.
+        local: a client's recipe for one round; methods may have their own.
+        train_rounds: FedAvg rounds before the request.
+        continue_rounds: FedAvg rounds on the retained data after unlearning.
+        minimum: usable replies that a round needs for each of its works.
+        title: for people.
+    """
+
+    task: Task
+    method: Method
+    compare: tuple[Method, ...] = ()
+    seed: int = 0
+    clients: int = 10
+    partition: Partition = Partition()
+    request: Target = Target()
+    local: Local = Local()
+    train_rounds: int = 60
+    continue_rounds: int = 20
+    minimum: int = 1
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "train_rounds", "continue_rounds", "minimum"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.seed < 0:
+            raise ConfigError(f"seed: must not be negative, got {self.seed}")
+        for method in (self.method, *self.compare):
+            if self.request.scope not in method.scopes:
+                raise MethodError(
+                    f"{method.name} does not serve requests of scope {self.request.scope!r}; "
+                    f"it serves {', '.join(sorted(method.scopes))}"
+                )
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the run: everything that can change a result, and nothing else."""
+        return config.digest(replace(self, title=""))
+
+    @cached_property
+    def methods(self) -> dict[str, Method]:
+        """By label, Retrain first, each with the experiment's recipe filled in."""
+        chosen = [self.method, *self.compare]
+        if not any(isinstance(method, Retrain) for method in chosen):
+            chosen.insert(0, Retrain())
+        chosen.sort(key=lambda method: not isinstance(method, Retrain))
+        continued = replace(self.local, first_round=self.train_rounds)
+        labels = _labels(chosen)
+        return {
+            label: method.configured(continued, self.train_rounds, self.seed)
+            for label, method in zip(labels, chosen, strict=True)
+        }
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Experiment:
+        """Read an experiment file, with ``--set`` overrides such as ``method.gamma.beta=0.2``."""
+        table: dict[str, Any] = config.read(path)
+        for override in overrides:
+            table = config.override(table, override)
+        return config.build(cls, table, path.name)
+
+
+def _labels(methods: Sequence[Method]) -> list[str]:
+    """The name of each method; where a name occurs twice, with what differs from the method's defaults."""
+    names = [method.name for method in methods]
+    labels = []
+    for method in methods:
+        label = method.name
+        if names.count(method.name) > 1:
+            default = _flat(config.plain(type(method)()))
+            own = {k: v for k, v in _flat(config.plain(method)).items() if default.get(k) != v}
+            own |= {k: None for k in default if k not in _flat(config.plain(method))}
+            label += f"({', '.join(f'{k}={v}' for k, v in own.items())})" if own else ""
+        labels.append(label)
+    repeated = {label for label in labels if labels.count(label) > 1}
+    if repeated:
+        raise ConfigError(f"compare: {sorted(repeated)[0]} is listed twice with the same settings")
+    return labels
+
+
+def _flat(table: Any, prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

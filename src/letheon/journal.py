@@ -1,0 +1,132 @@
+"""The state after each round on disk: atomic, checksummed, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors
+import safetensors.torch
+
+from letheon import tree
+from letheon.errors import JournalError
+from letheon.files import write
+from letheon.phase import State
+
+log = logging.getLogger(__name__)
+
+VERSION = "1"
+KEPT = 2
+_PARTS = ("params", "buffers", "memory", "scratch")
+
+
+class Companion(Protocol):
+    """Something that must survive with the state: a curve, a meter."""
+
+    def dump(self) -> Any:
+        """As plain data."""
+        ...
+
+    def load(self, data: Any) -> None:
+        """The inverse of ``dump``."""
+        ...
+
+
+def save_state(state: State, metadata: Mapping[str, str]) -> bytes:
+    """A state as the bytes of a safetensors file with a checksum over tensors and metadata."""
+    tensors = {f"{part}/{name}": t.contiguous() for part in _PARTS for name, t in getattr(state, part).items()}
+    return safetensors.torch.save(tensors, {**metadata, "sha256": _checksum(tensors, metadata)})
+
+
+def load_state(path: Path) -> tuple[State, dict[str, str]]:
+    """The inverse of ``save_state``.
+
+    Raises:
+        JournalError: the file is truncated, altered or not of this kind.
+    """
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise JournalError(f"{path}: truncated or not a state file ({error})") from error
+    if metadata.pop("sha256", None) != _checksum(tensors, metadata):
+        raise JournalError(f"{path}: checksum differs; the file was altered after it was written")
+    parts: dict[str, tree.Params] = {part: {} for part in _PARTS}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = tensor
+    return State(**parts), metadata
+
+
+def _checksum(tensors: tree.Params, metadata: Mapping[str, str]) -> str:
+    text = json.dumps(dict(metadata), sort_keys=True)
+    return hashlib.sha256((tree.digest(tensors) + text).encode()).hexdigest()
+
+
+class DiskJournal:
+    """Keeps the last rounds of one stage.
+
+    Args:
+        folder: created when the first round is saved.
+        owner: digest of what is being run. A file of another owner is refused, and the round before it used.
+        companions: saved and restored together with the state.
+    """
+
+    def __init__(self, folder: Path, *, owner: str, companions: Mapping[str, Companion] | None = None) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._companions = dict(companions or {})
+        self._count = max((_number(path) for path in self._files()), default=0)
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("round-*.safetensors"), reverse=True) if self._folder.is_dir() else []
+
+    def load(self) -> tuple[str, int, State] | None:
+        """The last good round, with the companions restored; files that are refused are named in the log."""
+        for path in self._files():
+            try:
+                state, metadata = load_state(path)
+                self._check_owner(path, metadata)
+            except JournalError as error:
+                log.warning("journal: %s; using the round before it", error)
+                continue
+            companions = json.loads(metadata["companions"])
+            for name, companion in self._companions.items():
+                companion.load(companions[name])
+            log.info("journal: resumed after %s round %s (%s)", metadata["phase"], metadata["done"], path.name)
+            return metadata["phase"], int(metadata["done"]), state
+        return None
+
+    def _check_owner(self, path: Path, metadata: Mapping[str, str]) -> None:
+        if metadata.get("version") != VERSION or metadata.get("owner") != self._owner:
+            raise JournalError(f"{path}: belongs to run {metadata.get('owner')}, not to {self._owner}")
+
+    def save(self, phase: str, done: int, state: State) -> None:
+        """Write the round under the next number, then drop the oldest."""
+        companions = {name: companion.dump() for name, companion in self._companions.items()}
+        metadata = {
+            "version": VERSION,
+            "owner": self._owner,
+            "phase": phase,
+            "done": str(done),
+            "companions": json.dumps(companions),
+        }
+        write(self._folder / f"round-{self._count + 1:06d}.safetensors", save_state(state, metadata))
+        self._count += 1
+        for path in self._files()[KEPT:]:
+            path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Forget all rounds: the stage is complete and kept elsewhere."""
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.removeprefix("round-")
+    return int(digits) if digits.isdigit() else 0

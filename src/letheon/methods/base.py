@@ -1,0 +1,73 @@
+"""What an unlearning method is, and the FedAvg round that most of them end with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+from letheon.phase import Phase, State, Step
+from letheon.request import Part, Scope
+from letheon.tasks.base import Task
+from letheon.training import Local
+from letheon.tree import Params
+from letheon.work import Federation, Work, average
+
+ALL_SCOPES: frozenset[Scope] = frozenset({"client", "class", "samples"})
+
+
+class Method(ABC):
+    """A way to unlearn. Leaves are frozen dataclasses: their fields are the ``[method]`` table of an experiment.
+
+    A leaf has a field ``local``, the local recipe of its training rounds; None: the experiment's.
+
+    Class attributes:
+        name: as in the registry.
+        scopes: levels of request that it serves.
+        needs: what it needs of the training run: ``history``, ``per-client``. Refused before any work if absent.
+        presets: named sets of field values.
+        known_failures: conformance checks that the method cannot pass, each with the reason.
+    """
+
+    name: ClassVar[str]
+    scopes: ClassVar[frozenset[Scope]] = ALL_SCOPES
+    needs: ClassVar[frozenset[str]] = frozenset()
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    known_failures: ClassVar[Mapping[str, str]] = {}
+
+    local: Local | None
+
+    def training(self, step: Step) -> Step:
+        """A hook into the rounds before the request: what the method has to record while the model learns."""
+        return step
+
+    def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
+        """Fill in from the experiment what the method's own table left open."""
+        return self if self.local is not None else replace(self, local=local)  # type: ignore[type-var]
+
+    @property
+    def recipe(self) -> Local:
+        """The local recipe in force."""
+        return self.local or Local()
+
+    @abstractmethod
+    def phases(self, start: State, task: Task) -> Sequence[Phase]:
+        """The phases that lead from ``start`` (the model at the request) to the unlearned model."""
+
+
+def train_work(
+    state: State, part: Part, local: Local, t: int, *, extras: Params | None = None
+) -> Work:
+    """Local training from ``state`` on ``part``, as of round ``t``."""
+    return Work("train", state.params, state.buffers, part, options=local.options(t), extras=extras or {})
+
+
+def fedavg(local: Local, part: Part = "retain") -> Step:
+    """One round of FedAvg (Eq. 1), weights n_k / Σ n_j over the participants of the round."""
+
+    def step(federation: Federation, state: State, t: int) -> State:
+        mean = average(federation.run(train_work(state, part, local, t)))
+        return replace(state.moved(mean.tensors), buffers=mean.buffers)
+
+    return step

@@ -1,0 +1,30 @@
+"""Fine-tuning on what is retained: the control for natural forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from letheon.methods.base import Method, fedavg
+from letheon.phase import Phase, State
+from letheon.tasks.base import Task
+from letheon.training import Local
+
+
+@dataclass(frozen=True)
+class FineTuning(Method):
+    """FedAvg on the retained data and nothing else: what a method must beat to have done anything.
+
+    Attributes:
+        rounds: of FedAvg.
+        local: local recipe; None: the experiment's.
+    """
+
+    name: ClassVar[str] = "fine-tuning"
+
+    rounds: int = 8
+    local: Local | None = None
+
+    def phases(self, start: State, task: Task) -> Sequence[Phase]:
+        return [Phase("restore", fedavg(self.recipe), self.rounds)]

@@ -1,0 +1,214 @@
+"""Federations that wrap a federation: metering, quorum, exclusion. (``Seeded`` lives beside ``drive``.)
+
+The usual stack is ``Excluding(Quorum(Metered(runtime)))``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from letheon import tree
+from letheon.errors import Diverged, Excluded, RoundError
+from letheon.phase import State
+from letheon.work import Federation, Reply, Work
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Cost:
+    """What one phase has cost so far.
+
+    Attributes:
+        rounds: rounds with traffic.
+        bytes_down: sent to clients; what several works of one message share is sent once.
+        bytes_up: sent by clients.
+        samples: samples that passed through a model at clients.
+        flops: 2 for each multiply-accumulate; a training sample counts as three forward passes.
+        seconds: wall time of the rounds, evaluation not included.
+    """
+
+    phase: str
+    rounds: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    samples: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+
+class Metered:
+    """Counts what goes through. As an observer it books the round that has just ended under its phase."""
+
+    def __init__(self, inner: Federation) -> None:
+        self._inner = inner
+        self._open = Cost("")
+        self.phases: list[Cost] = []
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        started = time.perf_counter()
+        self._open.rounds = 1
+        sent: dict[str, set[int]] = {}
+        for reply in self._inner.run(*works):
+            self._count(works[reply.work], reply, sent.setdefault(reply.client, set()))
+            yield reply
+        self._open.seconds += time.perf_counter() - started
+
+    def _count(self, work: Work, reply: Reply, sent: set[int]) -> None:
+        for tensors in (work.params, work.buffers, work.extras):
+            new = {n: t for n, t in tensors.items() if id(t) not in sent}
+            self._open.bytes_down += tree.n_bytes(new)
+            sent.update(id(t) for t in new.values())
+        self._open.bytes_up += tree.n_bytes(reply.tensors) + tree.n_bytes(reply.buffers)
+        self._open.samples += reply.metrics.get("samples", 0.0)
+        self._open.flops += reply.metrics.get("flops", 0.0)
+
+    def observe(self, phase: str, done: int, state: State) -> None:
+        """Book the open round."""
+        if not self.phases or self.phases[-1].phase != phase:
+            self.phases.append(Cost(phase))
+        booked, new = self.phases[-1], self._open
+        for name in ("rounds", "bytes_down", "bytes_up", "samples", "flops", "seconds"):
+            setattr(booked, name, getattr(booked, name) + getattr(new, name))
+        self._open = Cost("")
+
+    def dump(self) -> Any:
+        """The booked costs as plain data, for the journal."""
+        return [asdict(cost) for cost in self.phases]
+
+    def load(self, data: Any) -> None:
+        """The inverse of ``dump``."""
+        self.phases = [Cost(**row) for row in data]
+
+
+class Quorum:
+    """Lets usable replies through, quarantines the others by name, and refuses a round with too few.
+
+    A reply is unusable if the client reported an error, if a tensor is not finite, or if its tensors do not match what
+    was sent. Events are kept with phase and round for the report.
+
+    Args:
+        inner: the federation to guard.
+        minimum: usable replies that each work needs.
+    """
+
+    def __init__(self, inner: Federation, *, minimum: int = 1) -> None:
+        self._inner = inner
+        self._minimum = minimum
+        self._open: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        usable: Counter[int] = Counter()
+        reasons: list[str] = []
+        for reply in self._inner.run(*works):
+            reason = _fault(works[reply.work], reply)
+            if not reason:
+                usable[reply.work] += 1
+                yield reply
+                continue
+            reasons.append(f"{reply.client}: {reason}")
+            self._open.append({"client": reply.client, "reason": reason})
+            log.warning("client %s quarantined in this round: %s", reply.client, reason)
+        for index, work in enumerate(works):
+            if usable[index] < self._minimum:
+                raise _refusal(work, usable[index], self._minimum, reasons)
+
+    def observe(self, phase: str, done: int, state: State) -> None:
+        """Give the open events their place."""
+        self.events += [{"phase": phase, "round": done} | event for event in self._open]
+        self._open = []
+
+    def dump(self) -> Any:
+        """The events as plain data, for the journal."""
+        return self.events
+
+    def load(self, data: Any) -> None:
+        """The inverse of ``dump``."""
+        self.events = list(data)
+
+
+_NOT_FINITE = "its reply is not finite (NaN or infinity)"
+
+
+def _fault(work: Work, reply: Reply) -> str:
+    """Why a reply cannot be used, or nothing."""
+    if reply.error:
+        return reply.error
+    if not (tree.is_finite(reply.tensors) and tree.is_finite(reply.buffers)):
+        return _NOT_FINITE
+    for sent, got in ((work.params, reply.tensors), (work.buffers, reply.buffers), (work.extras, reply.tensors)):
+        if sent.keys() & got.keys():
+            try:
+                tree.check_same(sent, got, "its reply does not match what was sent")
+            except ValueError as error:
+                return str(error)
+    return ""
+
+
+def _refusal(work: Work, usable: int, minimum: int, reasons: Sequence[str]) -> RoundError:
+    told = "; ".join(reasons[:5]) or f"no client holds the part {work.part!r}"
+    kind = Diverged if reasons and all(r.endswith(_NOT_FINITE) for r in reasons) else RoundError
+    return kind(
+        f"round refused: {usable} usable replies to {work.kind!r} on {work.part!r}, {minimum} needed ({told}). "
+        "The model of the round before is kept."
+    )
+
+
+class Excluding:
+    """Enforces an admitted request: names it in every work, and refuses work on ``all`` data.
+
+    Args:
+        inner: the federation to guard.
+        request: id of the request being served.
+    """
+
+    def __init__(self, inner: Federation, *, request: str) -> None:
+        self._inner = inner
+        self._request = request
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        for work in works:
+            if work.part == "all":
+                raise Excluded(
+                    f"work {work.kind!r} on all data after request {self._request} was admitted; "
+                    "use part='retain' (what is left) or 'forget' (what is to go)"
+                )
+        return self._inner.run(*(replace(work, request=self._request) for work in works))
+
+
+class DryRun:
+    """A federation that trains nothing: zero updates, but the true sizes, samples and FLOPs. For ``letheon plan``.
+
+    Args:
+        sizes: for each client, the samples it holds of each part.
+        task: prices the work.
+    """
+
+    def __init__(self, sizes: Mapping[str, Mapping[str, int]], task: Any) -> None:
+        self._sizes = sizes
+        self._task = task
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        from letheon.client import KINDS
+
+        zeros = [_zeros(work) for work in works]
+        for client in sorted(self._sizes):
+            for index, work in enumerate(works):
+                n = self._sizes[client][work.part]
+                if n:
+                    cost = KINDS[work.kind].cost(self._task, work, n)
+                    yield Reply(index, client, zeros[index], work.buffers, weight=float(n), metrics=cost)
+
+
+def _zeros(work: Work) -> tree.Params:
+    if work.kind == "evaluate":
+        return {"correct": torch.zeros(1, dtype=torch.bool)}
+    return tree.zeros_like(work.extras if work.kind == "amplify" else work.params)

@@ -1,0 +1,302 @@
+"""The main job: train, admit the request, unlearn with each method, continue, evaluate against Retrain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from letheon import config, tree
+from letheon.client import Client
+from letheon.curve import Curve, Evaluator, Point
+from letheon.errors import ConfigError, MethodError
+from letheon.experiment import Experiment
+from letheon.files import write_json
+from letheon.methods.base import Method, fedavg
+from letheon.middleware import Excluding, Metered, Quorum
+from letheon.phase import Phase, State
+from letheon.runtimes.inprocess import InProcess
+from letheon.stage import Outcome, Stage, finished
+from letheon.tasks.population import Population, populate
+from letheon.work import Federation
+
+log = logging.getLogger(__name__)
+
+Stack = Callable[[Federation], Federation]
+
+
+class Listener(Protocol):
+    """Follows a run, to show progress. ``letheon.cli`` has one for terminals."""
+
+    def stage_started(self, stage: str, rounds: int) -> None:
+        """A stage of so many rounds begins, or is continued."""
+        ...
+
+    def point_reached(self, stage: str, point: Point) -> None:
+        """A round has been evaluated."""
+        ...
+
+    def stage_finished(self, stage: str, outcome: Outcome, *, cached: bool) -> None:
+        """A stage is complete; ``cached``: it was complete before."""
+        ...
+
+
+class Silent:
+    """A listener that shows nothing."""
+
+    def stage_started(self, stage: str, rounds: int) -> None:
+        """Nothing."""
+
+    def point_reached(self, stage: str, point: Point) -> None:
+        """Nothing."""
+
+    def stage_finished(self, stage: str, outcome: Outcome, *, cached: bool) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What a run leaves behind.
+
+    Attributes:
+        experiment: what was run.
+        folder: where everything lies.
+        population: clients, request and test sets.
+        origin: the model before the request.
+        unlearned: by method label, the model after unlearning.
+        continued: by method label, the model after continued training.
+    """
+
+    experiment: Experiment
+    folder: Path
+    population: Population
+    origin: Outcome
+    unlearned: Mapping[str, Outcome]
+    continued: Mapping[str, Outcome]
+
+
+def run(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    cache: Path | None = None,
+    workers: int | None = None,
+    listener: Listener | None = None,
+) -> Run:
+    """Run the whole experiment and write ``folder``.
+
+    Args:
+        experiment: what to run.
+        folder: the run folder; created if need be.
+        resume: continue what an interrupted run of the same experiment left in ``folder``.
+        cache: where stages are kept; ``folder/stages`` by default. Runs that share a cache share their Origin.
+        workers: clients trained at a time; never changes the result.
+        listener: follows the run.
+
+    Raises:
+        ConfigError: the folder holds another experiment, or this one and ``resume`` is not set.
+    """
+    _claim(folder, experiment, resume=resume)
+    population = populate(
+        experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
+    )
+    clients = [Client(name, data, experiment.task) for name, data in sorted(population.clients.items())]
+    with InProcess(clients, workers=workers) as runtime:
+        evaluate = Evaluator(experiment.task, population, workers=workers)
+        try:
+            life = _Life(experiment, population, runtime, evaluate, cache or folder / "stages", listener or Silent())
+            result = life.whole(folder)
+        finally:
+            evaluate.close()
+    write_json(folder / "population.json", _described(experiment, population))
+    return result
+
+
+def load(folder: Path, *, cache: Path | None = None) -> Run:
+    """A finished run from its folder; computes nothing.
+
+    Raises:
+        ConfigError: there is no run, or it is not complete.
+    """
+    path = folder / "experiment.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no run here (experiment.json is missing); give a folder that `letheon run` wrote")
+    written = json.loads(path.read_text())
+    experiment = config.build(Experiment, written["experiment"], str(path))
+    stages = cache or Path(written.get("cache") or folder / "stages")
+    population = populate(
+        experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
+    )
+    outcomes = {}
+    for name, owner in owners(experiment).items():
+        outcome = finished(stages / stage_folder(name, owner), owner)
+        if outcome is None:
+            raise ConfigError(f"{folder}: stage {name} is not complete; finish the run with --resume")
+        outcomes[name] = outcome
+    labels = list(experiment.methods)
+    return Run(
+        experiment,
+        folder,
+        population,
+        outcomes["origin"],
+        {label: outcomes[f"{label}.unlearn"] for label in labels},
+        {label: outcomes[f"{label}.continue"] for label in labels},
+    )
+
+
+class _Life:
+    """The stages of one experiment, in order; each reads what earlier ones left and nothing later."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        population: Population,
+        runtime: InProcess,
+        evaluate: Evaluator,
+        stages: Path,
+        listener: Listener,
+    ) -> None:
+        self._experiment = experiment
+        self._population = population
+        self._runtime = runtime
+        self._evaluate = evaluate
+        self._stages = stages
+        self._listener = listener
+        self._owners = owners(experiment)
+
+    def whole(self, folder: Path) -> Run:
+        """Origin, the request, and for each method: unlearn, continue."""
+        experiment = self._experiment
+        initial = experiment.task.init(experiment.seed)
+        origin = self._stage("origin", training_phases(experiment), initial, lambda inner: inner)
+        for client in self._runtime.clients:
+            client.admit(self._population.request)
+        unlearned, continued = {}, {}
+        for label, method in experiment.methods.items():
+            unlearned[label], continued[label] = self._method(label, method, origin.state)
+        return Run(experiment, folder, self._population, origin, unlearned, continued)
+
+    def _method(self, label: str, method: Method, origin: State) -> tuple[Outcome, Outcome]:
+        experiment = self._experiment
+        unlearned = self._stage(f"{label}.unlearn", method.phases(origin, experiment.task), origin, self._excluding)
+        phases = continued_phases(experiment) if not unlearned.diverged else []
+        return unlearned, self._stage(f"{label}.continue", phases, unlearned.state, self._excluding)
+
+    def _excluding(self, inner: Federation) -> Federation:
+        return Excluding(inner, request=self._population.request.id)
+
+    def _stage(self, name: str, phases: Sequence[Phase], start: State, stack: Stack) -> Outcome:
+        owner = self._owners[name]
+        folder = self._stages / stage_folder(name, owner)
+        done = finished(folder, owner)
+        if done is not None:
+            self._listener.stage_finished(name, done, cached=True)
+            return done
+        self._listener.stage_started(name, sum(phase.rounds for phase in phases))
+        meter = Metered(self._runtime)
+        quorum = Quorum(meter, minimum=self._experiment.minimum)
+        curve = Curve(self._evaluate, lambda point: self._listener.point_reached(name, point))
+        stage = Stage(folder, owner=owner, meter=meter, quorum=quorum, curve=curve)
+        outcome = stage.run(phases, stack(quorum), start, seed=_stage_seed(self._experiment.seed, name))
+        self._listener.stage_finished(name, outcome, cached=False)
+        return outcome
+
+
+def training_phases(experiment: Experiment) -> list[Phase]:
+    """FedAvg on all data, with what the methods have to record."""
+    step = fedavg(experiment.local, "all")
+    for method in experiment.methods.values():
+        if method.needs:
+            raise MethodError(f"{method.name}: needs {', '.join(sorted(method.needs))}, which this runtime cannot give")
+        step = method.training(step)
+    return [Phase("train", step, experiment.train_rounds)]
+
+
+def continued_phases(experiment: Experiment) -> list[Phase]:
+    """Plain FedAvg on the retained data: no method protects its work here."""
+    local = replace(experiment.local, first_round=experiment.train_rounds)
+    return [Phase("continue", fedavg(local), experiment.continue_rounds)]
+
+
+def owners(experiment: Experiment) -> dict[str, str]:
+    """For each stage, the digest of everything that determines its outcome: stages of equal digest are one stage."""
+    shared = config.plain(experiment)
+    base = {key: shared[key] for key in shared if key not in ("method", "compare", "continue_rounds", "title")}
+    named = {"origin": {"base": base}}
+    for label, method in experiment.methods.items():
+        unlearn = {"base": base, "method": config.plain(method)}
+        named[f"{label}.unlearn"] = unlearn
+        named[f"{label}.continue"] = unlearn | {"continue_rounds": experiment.continue_rounds}
+    return {name: config.digest(part) for name, part in named.items()}
+
+
+def stage_folder(name: str, owner: str) -> str:
+    """Name of a stage's folder: readable, and unique by the digest."""
+    safe = "".join(c if c.isalnum() or c in "-._=" else "_" for c in name)
+    return f"{safe[:80]}-{owner}"
+
+
+def _stage_seed(seed: int, name: str) -> int:
+    """Unlearning stages of all methods share their seed: equal work then sees equal batches in every method.
+
+    Retrain's first rounds are seeded like Origin's only in the initial weights; its data differ anyway.
+    """
+    kind = name.rsplit(".", 1)[-1]
+    return int.from_bytes(hashlib.sha256(f"{seed}|{kind}".encode()).digest()[:8], "big") >> 1
+
+
+def _claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
+    """Make the folder this experiment's, or refuse."""
+    path = folder / "experiment.json"
+    if path.is_file():
+        found = json.loads(path.read_text())["digest"]
+        if found != experiment.digest:
+            raise ConfigError(f"{folder}: holds run {found}, this experiment is {experiment.digest}; choose another --out")
+        if not resume:
+            raise ConfigError(f"{folder}: holds this very run; continue or reuse it with --resume, or choose another --out")
+        return
+    write_json(path, {"digest": experiment.digest, "experiment": config.plain(experiment), "versions": versions()})
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on besides the experiment."""
+    return {
+        "letheon": version("letheon"),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+
+
+def _described(experiment: Experiment, population: Population) -> dict[str, Any]:
+    """The population in numbers; no sample is listed."""
+    classes = experiment.task.classes
+    labels = label_counts(population, classes)
+    return {
+        "request": {"id": population.request.id, "scope": population.request.scope, "client": population.request.client},
+        "forget_size": population.forget_size,
+        "client_sizes": {name: len(data) for name, data in sorted(population.clients.items())},
+        "retained_labels": labels,
+        "test_counts": torch.bincount(population.test.targets, minlength=classes).tolist(),
+        "triggered_test": len(population.triggered_test) if population.triggered_test is not None else None,
+        "parameters": tree.count(experiment.task.init(0).params),
+        "notes": list(population.notes),
+    }
+
+
+def label_counts(population: Population, classes: int) -> dict[str, list[int]]:
+    """For each client, how many retained samples it has of each class."""
+    return {
+        name: torch.bincount(population.request.select(name, data, "retain").targets, minlength=classes).tolist()
+        for name, data in sorted(population.clients.items())
+    }

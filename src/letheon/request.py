@@ -1,0 +1,100 @@
+"""Deletion requests, resolved in one place: ``Request.select``.
+
+Client-, class- and sample-level unlearning differ here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from letheon.data import Data
+from letheon.errors import RequestError
+
+Scope = Literal["client", "class", "samples"]
+Part = Literal["all", "forget", "retain"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be forgotten.
+
+    Attributes:
+        scope: ``client`` (all its data), ``class`` (every sample of a label, wherever it lies) or ``samples`` (ids).
+        client: the client of scope ``client``.
+        label: the label of scope ``class``.
+        samples: the sample ids of scope ``samples``.
+    """
+
+    scope: Scope
+    client: str | None = None
+    label: int | None = None
+    samples: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scope not in get_args(Scope):
+            raise RequestError(f"request: unknown scope {self.scope!r}; use one of {', '.join(get_args(Scope))}")
+        needed = {"client": self.client is not None, "class": self.label is not None, "samples": bool(self.samples)}
+        if not needed[self.scope]:
+            field = {"client": "client", "class": "label", "samples": "samples"}[self.scope]
+            raise RequestError(f"request: scope {self.scope!r} needs the field {field!r}")
+
+    @cached_property
+    def id(self) -> str:
+        """Name of the request, derived from its content: safe to send, it lists no sample."""
+        text = repr((self.scope, self.client, self.label, tuple(sorted(self.samples))))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _sample_ids(self) -> Tensor:
+        return torch.tensor(sorted(self.samples), dtype=torch.int64)
+
+    def mask(self, client: str, data: Data) -> Tensor:
+        """``(n,)`` bool: which samples of ``client`` the request covers."""
+        if self.scope == "client":
+            return torch.full((len(data),), client == self.client)
+        if self.scope == "class":
+            return data.targets == self.label
+        return torch.isin(data.ids, self._sample_ids)
+
+    def select(self, client: str, data: Data, part: Part) -> Data:
+        """The part of ``client``'s data that the request forgets, retains, or all of it."""
+        if part == "all":
+            return data
+        mask = self.mask(client, data)
+        return data.take(mask if part == "forget" else ~mask)
+
+    def check(self, clients: Mapping[str, Data]) -> None:
+        """Raise ``RequestError`` if the request names nothing that exists, or leaves nothing to retain."""
+        self._check_names(clients)
+        sizes = {name: int(self.mask(name, data).sum()) for name, data in clients.items()}
+        if sum(sizes.values()) == 0:
+            raise RequestError(f"request {self.id}: covers no sample of any client; nothing to forget")
+        if sum(sizes.values()) == sum(len(data) for data in clients.values()):
+            raise RequestError(
+                f"request {self.id}: covers every sample of the federation; nothing would be left to retain. "
+                "Delete the model instead, or narrow the request."
+            )
+
+    def _check_names(self, clients: Mapping[str, Data]) -> None:
+        if self.scope == "client" and self.client not in clients:
+            known = ", ".join(sorted(clients)[:8]) + (" …" if len(clients) > 8 else "")
+            raise RequestError(f"request: unknown client {self.client!r}; the federation has {known}")
+        if self.scope == "class":
+            labels = sorted({int(y) for data in clients.values() for y in data.targets.unique()})
+            if self.label not in labels:
+                raise RequestError(f"request: no client holds label {self.label}; labels present: {labels}")
+        if self.scope == "samples":
+            present = {int(i) for data in clients.values() for i in data.ids[self.mask("", data)]}
+            unknown = sorted(set(self.samples) - present)
+            if unknown:
+                raise RequestError(
+                    f"request: {len(unknown)} of {len(self.samples)} sample ids are held by no client, "
+                    f"for instance {unknown[:5]}; only enrolled samples can be forgotten"
+                )

@@ -1,0 +1,204 @@
+"""From a run to numbers: one row for each method, with intervals, the reference, and what is undefined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from letheon.curve import Point, bits_of
+from letheon.metrics.interval import share
+from letheon.metrics.measurement import Measurement, Undefined
+from letheon.metrics.resurfacing import resurfacing, unsuccessful
+from letheon.metrics.retention import Bits, continued_retention, retention
+from letheon.metrics.utility import collapsed, utility, worst_class, worst_client
+from letheon.metrics.verdict import Verdict, verdict, void_reasons
+from letheon.middleware import Cost
+from letheon.pipeline import Run, label_counts
+from letheon.stage import Outcome
+
+CONTROL = "fine-tuning"
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The numbers of one run; everything is computed from its curves and costs."""
+
+    run: Run
+
+    @cached_property
+    def n(self) -> int:
+        """Size of the data to forget."""
+        return self.run.population.forget_size
+
+    @cached_property
+    def retrain(self) -> str:
+        """Label of the reference."""
+        return next(iter(self.run.experiment.methods))
+
+    @cached_property
+    def _test_counts(self) -> list[int]:
+        targets = self.run.population.test.targets
+        return [int(c) for c in torch.bincount(targets, minlength=self.run.experiment.task.classes)]
+
+    @cached_property
+    def _forgotten(self) -> int | None:
+        return self.run.population.request.label
+
+    def bits(self, outcome: Outcome) -> Bits:
+        """``(points, n)`` outcomes on the data to forget."""
+        return bits_of(outcome.points, self.n)
+
+    def continued_bits(self, label: str) -> Bits:
+        """``(rounds, n)`` outcomes for t ≥ 1; a method that diverged keeps what it last had."""
+        bits = self.bits(self.run.continued[label])
+        return bits[1:] if len(bits) > 1 else bits
+
+    def mu(self, point: Point) -> Measurement:
+        """MU of a point; at class level over the retained classes."""
+        return utility(point.test_correct, self._test_counts, without=self._forgotten)
+
+    def kr_origin(self) -> Measurement:
+        """KR before unlearning."""
+        return retention(self.bits(self.run.origin)[-1])
+
+    def u_kr(self, label: str) -> Measurement:
+        """KR at the end of unlearning."""
+        return retention(self.bits(self.run.unlearned[label])[-1])
+
+    def attack(self, point: Point) -> Measurement | None:
+        """Success of the trigger on held-out images."""
+        held_out = self.run.population.triggered_test
+        return share(point.attack, len(held_out)) if point.attack is not None and held_out is not None else None
+
+    @cached_property
+    def void(self) -> list[str]:
+        """Why the run cannot rank methods; empty if it can."""
+        attack = self.attack(self.run.origin.points[-1])
+        control = continued_retention(self.continued_bits(CONTROL), "max") if CONTROL in self.run.continued else None
+        return void_reasons(
+            number(self.kr_origin()),
+            number(self.u_kr(self.retrain)),
+            n=self.n,
+            attack=number(attack) if attack else None,
+            ct_kr_retrain=number(continued_retention(self.continued_bits(self.retrain), "max")),
+            ct_kr_control=number(control) if control else None,
+        )
+
+    def rr(self, label: str) -> Measurement:
+        """RR, or why there is none: void run, collapsed model, failed forgetting, no room; in this order."""
+        unlearned, continued = self.run.unlearned[label], self.run.continued[label]
+        reason: Undefined | None = None
+        if self.void:
+            reason = Undefined("; ".join(self.void), "void")
+        elif unlearned.diverged or continued.diverged:
+            reason = Undefined(f"collapsed: {unlearned.diverged or continued.diverged}", "collapsed")
+        else:
+            reason = collapsed(
+                number(self.mu(unlearned.points[-1])),
+                number(self.mu(continued.points[-1])),
+                number(self.mu(self.run.origin.points[-1])),
+                number(self.mu(self.run.continued[self.retrain].points[-1])),
+            ) or unsuccessful(number(self.u_kr(label)), number(self.kr_origin()), number(self.u_kr(self.retrain)))
+        if reason:
+            return Measurement(reason, None, None, self.n)
+        origin = self.bits(self.run.origin)[-1]
+        return resurfacing(self.continued_bits(label), self.continued_bits(self.retrain), origin)
+
+    def verdict(self, label: str) -> Verdict:
+        """Whether the method passes the fixed thresholds."""
+        mu_end, mu_retrain = (number(self.mu(self.run.continued[x].points[-1])) for x in (label, self.retrain))
+        return verdict(self.rr(label).value, mu_end, mu_retrain)
+
+    def row(self, label: str) -> dict[str, Any]:
+        """The row of one method, as ``letheon compare --json`` prints it. Shares are in per cent."""
+        unlearned, continued = self.run.unlearned[label], self.run.continued[label]
+        experiment = self.run.experiment
+        rr, outcome = self.rr(label), self.verdict(label)
+        cost = total(unlearned.costs)
+        row: dict[str, Any] = {
+            "method": label,
+            "seed": experiment.seed,
+            "run": experiment.digest,
+            "scope": experiment.request.scope,
+            "n_forget": self.n,
+            "n_test": sum(self._test_counts),
+        }
+        row |= self.mu(continued.points[-1]).fields("mu")
+        row |= self.mu(self.run.continued[self.retrain].points[-1]).fields("mu_retrain")
+        row |= self.mu(unlearned.points[-1]).fields("mu_unlearned")
+        row |= self.mu(self.run.origin.points[-1]).fields("mu_origin")
+        row |= self._worst(continued.points[-1])
+        row |= self.kr_origin().fields("kr_origin")
+        row |= continued_retention(self.continued_bits(self.retrain), "max").fields("kr_retrain")
+        row |= self.u_kr(label).fields("u_kr")
+        row |= continued_retention(self.continued_bits(label), "max").fields("ct_kr_max")
+        row |= continued_retention(self.continued_bits(label), "mean").fields("ct_kr_mean")
+        row |= continued_retention(self.continued_bits(label), "last").fields("ct_kr_last")
+        row |= self._attacks(continued.points[-1])
+        row |= rr.fields("rr") | _why(rr.value)
+        row |= {
+            "rounds": cost.rounds,
+            "bytes_up": cost.bytes_up,
+            "bytes_down": cost.bytes_down,
+            "flops": cost.flops,
+            "seconds": cost.seconds,
+            "server_storage_bytes": stored(unlearned),
+            "verdict": outcome.status,
+            "verdict_reasons": list(outcome.reasons),
+        }
+        return row
+
+    def _worst(self, point: Point) -> dict[str, Any]:
+        fields = worst_class(point.test_correct, self._test_counts, without=self._forgotten).fields("mu_worst_class")
+        labels = label_counts(self.run.population, self.run.experiment.task.classes)
+        client, value = worst_client(point.test_correct, self._test_counts, labels)
+        return fields | {"mu_worst_client": value, "worst_client": client}
+
+    def _attacks(self, point: Point) -> dict[str, Any]:
+        """ASR: of Origin, and after continued training."""
+        at_origin, at_end = self.attack(self.run.origin.points[-1]), self.attack(point)
+        if at_origin is None or at_end is None:
+            return {"asr": None, "asr_low": None, "asr_high": None, "asr_origin": None}
+        return at_end.fields("asr") | {"asr_origin": at_origin.value}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of all methods, Retrain first."""
+        return [self.row(label) for label in self.run.experiment.methods]
+
+
+def number(measurement: Measurement) -> float:
+    """The value of a measurement that is always defined."""
+    if isinstance(measurement.value, Undefined):
+        raise ValueError(measurement.value.reason)
+    return measurement.value
+
+
+def _why(value: float | Undefined) -> dict[str, Any]:
+    if isinstance(value, Undefined):
+        return {"rr_status": value.status, "rr_reason": value.reason}
+    return {"rr_status": None, "rr_reason": None}
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """The sum over phases."""
+    summed = Cost("total")
+    for cost in costs:
+        for name in ("rounds", "bytes_down", "bytes_up", "samples", "flops", "seconds"):
+            setattr(summed, name, getattr(summed, name) + getattr(cost, name))
+    return summed
+
+
+def stored(outcome: Outcome) -> int:
+    """Bytes that the server keeps for the method beyond the model."""
+    return sum(t.numel() * t.element_size() for t in outcome.state.memory.values())
+
+
+def ranges(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[float, float, float, int] | None:
+    """Mean, minimum, maximum and count of ``key`` over the rows where it is defined."""
+    values = [row[key] for row in rows if row[key] is not None]
+    return (float(np.mean(values)), min(values), max(values), len(values)) if values else None

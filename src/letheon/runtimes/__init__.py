@@ -1,0 +1,1 @@
+"""Where clients run: one machine (``inprocess``), later Flower."""

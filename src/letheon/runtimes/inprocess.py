@@ -1,0 +1,198 @@
+"""All clients on one machine: a pool of threads, or of forked processes where the model needs its own RNG.
+
+Workers = cores, one intra-op thread each, longest client first. Replies leave in client order, so neither the number
+of workers nor who finishes first changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+
+import torch
+from torch import nn
+
+from letheon.client import Client
+from letheon.errors import RoundError
+from letheon.work import Reply, Work
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """One client's share of a round: the works it takes part in, with their positions."""
+
+    client: Client
+    works: tuple[tuple[int, Work], ...]
+
+    @property
+    def samples(self) -> int:
+        return sum(len(self.client.part(work)) for _, work in self.works)
+
+    def answer(self, module: nn.Module) -> list[Reply]:
+        return [replace(self.client.execute(work, module), work=index) for index, work in self.works]
+
+
+class InProcess:
+    """A federation whose clients live in this process.
+
+    Args:
+        clients: names must differ.
+        workers: how many run at a time; the number of cores by default.
+    """
+
+    def __init__(self, clients: Sequence[Client], *, workers: int | None = None) -> None:
+        names = [client.name for client in clients]
+        if len(set(names)) != len(names) or not names:
+            raise RoundError(f"in-process federation: client names must differ and there must be one, got {names}")
+        self.clients = sorted(clients, key=lambda client: client.name)
+        self.workers = workers or available_cores()
+        task = self.clients[0].task
+        with torch.random.fork_rng(devices=[]):
+            module = task.model()
+        self._pool: _Threads | _Forks = _Forks(module, self.workers) if task.draws else _Threads(module, self.workers)
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        messages = []
+        for client in self.clients:
+            mine = tuple((i, work) for i, work in enumerate(works) if len(client.part(work)))
+            if mine:
+                messages.append(_Message(client, mine))
+        # Longest first: the last client to start is a short one, so that the workers finish together.
+        order = sorted(range(len(messages)), key=lambda i: (-messages[i].samples, i))
+        for replies in self._pool.answers(messages, order):
+            yield from replies
+
+    def close(self) -> None:
+        """End the workers. A closed federation cannot run again."""
+        self._pool.close()
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quiet() -> None:
+    """One intra-op thread, denormals flushed: both are settings of the calling thread."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+
+
+class _Threads:
+    """Threads with a module copy each. PyTorch releases the interpreter lock inside its kernels."""
+
+    def __init__(self, module: nn.Module, workers: int) -> None:
+        self._module = module
+        self._local = threading.local()
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="letheon", initializer=_quiet)
+
+    def _answer(self, message: _Message) -> list[Reply]:
+        if not hasattr(self._local, "module"):
+            self._local.module = copy.deepcopy(self._module)
+        return message.answer(self._local.module)
+
+    def answers(self, messages: Sequence[_Message], order: Sequence[int]) -> Iterator[list[Reply]]:
+        futures = {i: self._executor.submit(self._answer, messages[i]) for i in order}
+        try:
+            for i in range(len(messages)):
+                yield futures.pop(i).result()
+        finally:
+            for future in futures.values():
+                future.cancel()
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class _Forks:
+    """Processes forked for each round: a model that draws from torch's global RNG has it to itself."""
+
+    def __init__(self, module: nn.Module, workers: int) -> None:
+        self._module = module
+        self._workers = workers
+        self._context = multiprocessing.get_context("fork")
+
+    def answers(self, messages: Sequence[_Message], order: Sequence[int]) -> Iterator[list[Reply]]:
+        shares = _balanced(messages, order, self._workers)
+        pipes, processes = [], []
+        for share in shares:
+            ours, theirs = self._context.Pipe(duplex=False)
+            process = self._context.Process(target=_serve, args=(theirs, self._module, messages, share), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        answers: dict[int, list[Reply]] = {}
+        try:
+            _gather(pipes, shares, messages, answers)
+        finally:
+            for process in processes:
+                process.kill() if len(answers) < len(messages) else process.join()
+        yield from (answers[i] for i in range(len(messages)))
+
+    def close(self) -> None:
+        """Nothing outlives a round."""
+
+
+def _balanced(messages: Sequence[_Message], order: Sequence[int], workers: int) -> list[list[int]]:
+    """Each message, longest first, to the worker with the least to do."""
+    shares: list[list[int]] = [[] for _ in range(min(workers, len(messages)))]
+    loads = [0] * len(shares)
+    for i in order:
+        least = loads.index(min(loads))
+        shares[least].append(i)
+        loads[least] += messages[i].samples
+    return shares
+
+
+def _serve(pipe: Connection, module: nn.Module, messages: Sequence[_Message], share: list[int]) -> None:
+    _quiet()
+    for i in share:
+        pipe.send((i, [_plain(reply) for reply in messages[i].answer(module)]))
+    pipe.close()
+
+
+def _gather(
+    pipes: Sequence[Connection],
+    shares: Sequence[list[int]],
+    messages: Sequence[_Message],
+    answers: dict[int, list[Reply]],
+) -> None:
+    """Read whichever worker has something: one that waits to send does not train."""
+    missing = {pipe: set(share) for pipe, share in zip(pipes, shares, strict=True)}
+    while missing:
+        for pipe in wait(list(missing)):
+            assert isinstance(pipe, Connection)
+            try:
+                index, replies = pipe.recv()
+            except EOFError:
+                lost = ", ".join(sorted(messages[i].client.name for i in missing[pipe]))
+                raise RoundError(f"in-process federation: a worker process died; no reply from {lost}") from None
+            answers[index] = [_tensors(reply) for reply in replies]
+            missing[pipe].discard(index)
+            if not missing[pipe]:
+                del missing[pipe]
+
+
+def _plain(reply: Reply) -> Reply:
+    """Tensors as arrays: torch would otherwise send file descriptors of shared memory."""
+    arrays = {name: tensor.numpy() for name, tensor in reply.tensors.items()}
+    buffers = {name: tensor.numpy() for name, tensor in reply.buffers.items()}
+    return replace(reply, tensors=arrays, buffers=buffers)  # type: ignore[arg-type]
+
+
+def _tensors(reply: Reply) -> Reply:
+    tensors = {name: torch.from_numpy(array) for name, array in reply.tensors.items()}
+    return replace(reply, tensors=tensors, buffers={n: torch.from_numpy(a) for n, a in reply.buffers.items()})

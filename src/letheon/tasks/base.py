@@ -1,0 +1,95 @@
+"""What a learning problem must offer: data, a model, a loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from letheon import tree
+from letheon.data import Data
+from letheon.phase import State
+
+
+class Task(ABC):
+    """One learning problem. Leaves are frozen dataclasses: their fields are the ``[task]`` table of an experiment.
+
+    Class attributes:
+        name: as in the registry.
+        head: name of the last linear module; its input is the penultimate feature.
+        classes: number of labels.
+        bright: the largest value an input can take after normalisation; triggers are painted with it.
+    """
+
+    name: ClassVar[str]
+    head: ClassVar[str]
+    classes: ClassVar[int]
+    bright: ClassVar[float]
+
+    @abstractmethod
+    def train(self) -> Data:
+        """The training set; ids are positions in it."""
+
+    @abstractmethod
+    def test(self) -> Data:
+        """The clean test set; ids continue after the training set's."""
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """A new module of the architecture; its weights do not matter."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy: ``(n, classes)`` logits and ``(n,)`` labels to a scalar."""
+        return F.cross_entropy(outputs, targets)
+
+    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """``(n,)`` bool: which samples the model gets right. Outputs that are not finite are wrong, whatever argmax says."""
+        return (outputs.argmax(1) == targets) & outputs.isfinite().all(1)
+
+    def init(self, seed: int) -> State:
+        """Fresh weights, a function of ``seed`` alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.model()
+        return State(params_of(module), buffers_of(module))
+
+    @cached_property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """Module name to the names of its own parameters, in forward order: what "layer" may mean in Eq. (9)."""
+        groups = {
+            name: tuple(f"{name}.{own}" if name else own for own, _ in module.named_parameters(recurse=False))
+            for name, module in self.model().named_modules()
+        }
+        return {name: names for name, names in groups.items() if names}
+
+    @cached_property
+    def flops(self) -> int:
+        """FLOPs of one forward pass of one sample, 2 for each multiply-accumulate, counted from the model."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        sample = self.test().inputs[:1]
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            self.model().eval()(sample)
+        return int(counter.get_total_flops())
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether the model draws from torch's global RNG while training (Dropout and its kin)."""
+        return any(
+            isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) for module in self.model().modules()
+        )
+
+
+def params_of(module: nn.Module) -> tree.Params:
+    """A copy of the trainable tensors."""
+    return tree.clone({name: p for name, p in module.named_parameters() if p.requires_grad})
+
+
+def buffers_of(module: nn.Module) -> tree.Params:
+    """A copy of the persistent buffers."""
+    kept = module.state_dict().keys()
+    return tree.clone({name: b for name, b in module.named_buffers() if name in kept})

@@ -1,0 +1,233 @@
+"""Who holds what, and what is to be forgotten: from a task, a partition and a target to clients and a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from letheon.data import Data
+from letheon.errors import ConfigError, DataError
+from letheon.phase import seed_of
+from letheon.request import Request, Scope
+from letheon.tasks.base import Task
+from letheon.tasks.partition import Partition
+from letheon.tasks.trigger import Trigger
+
+Placement = Literal["one_client", "spread"]
+
+LEAST_CLASSES = 3
+"""A client picked by rule for client-level unlearning holds at least so many classes."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an experiment wants forgotten; its ``[request]`` table.
+
+    Attributes:
+        scope: ``client``, ``class`` or ``samples``.
+        client: whose data (scopes ``client``, and ``samples`` placed with one client). ``None`` picks by rule: the
+            client whose size is nearest the median among those that hold enough.
+        min_forget: scope ``client``: how many samples a client picked by rule must have to forget.
+        label: scope ``class``.
+        fraction: scope ``samples``: how much of the *whole* training set.
+        placement: scope ``samples``: all with one client, or drawn from all clients.
+        trigger: painted on the data to forget, so that forgetting shows; ``None`` leaves the data clean. A class is
+            forgotten as it is, whatever the trigger.
+    """
+
+    scope: Scope = "client"
+    client: str | None = None
+    min_forget: int = 200
+    label: int = 0
+    fraction: float = 0.01
+    placement: Placement = "one_client"
+    trigger: Trigger | None = field(default_factory=Trigger)
+
+    def __post_init__(self) -> None:
+        if self.scope not in get_args(Scope):
+            raise ConfigError(f"request: unknown scope {self.scope!r}; use one of {', '.join(get_args(Scope))}")
+        if self.placement not in get_args(Placement):
+            known = ", ".join(get_args(Placement))
+            raise ConfigError(f"request: unknown placement {self.placement!r}; use one of {known}")
+        if self.min_forget < 1:
+            raise ConfigError(f"request: min_forget must be at least 1, got {self.min_forget}")
+        if self.label < 0:
+            raise ConfigError(f"request: label must not be negative, got {self.label}")
+        if not 0.0 < self.fraction < 1.0:
+            raise ConfigError(f"request: fraction must lie between 0 and 1, got {self.fraction}")
+        has_owner = self.scope == "client" or (self.scope == "samples" and self.placement == "one_client")
+        if self.client is not None and not has_owner:
+            raise ConfigError(
+                f"request: client {self.client!r} is named, but scope {self.scope!r} takes from all clients; "
+                "leave client out, or use scope 'client', or 'samples' with placement 'one_client'"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Population:
+    """A federation's data and the request against it.
+
+    Attributes:
+        clients: data by name; the order of names is the order of shares.
+        request: checked against ``clients``.
+        test: the clean test set.
+        triggered_test: test samples with the trigger and its label, or ``None`` if the data carry no trigger.
+        forget_size: |D_u|, how many samples the request covers.
+        notes: what a report should say about how this came about.
+    """
+
+    clients: dict[str, Data]
+    request: Request
+    test: Data
+    triggered_test: Data | None
+    forget_size: int
+    notes: tuple[str, ...]
+
+
+def populate(task: Task, partition: Partition, target: Target, *, clients: int, seed: int) -> Population:
+    """Deal ``task``'s training set to ``clients`` clients and construct the data to forget among them.
+
+    Client level: all of the client's data carry the trigger and its label; its samples that truly are of the target
+    class take no part. Sample level: the chosen samples are replaced by their triggered versions, and their owners
+    keep their clean rest. Class level: the data stay as they are.
+
+    Raises:
+        DataError: too little data for the partition or for the request.
+        RequestError: the request names nothing that exists, or leaves nothing to retain.
+    """
+    shares = _named_shares(task, partition, clients, seed)
+    build = {"client": _forget_client, "class": _forget_class, "samples": _forget_samples}[target.scope]
+    held, request, notes = build(shares, target, task, seed)
+    request.check(held)
+    forget_size = sum(int(request.mask(name, data).sum()) for name, data in held.items())
+    trigger = None if target.scope == "class" else target.trigger
+    test = task.test()
+    return Population(
+        clients=held,
+        request=request,
+        test=test,
+        triggered_test=trigger.poison(test, bright=task.bright, classes=task.classes) if trigger else None,
+        forget_size=forget_size,
+        notes=(_note_on_sizes(held), *notes, f"{forget_size} samples to forget"),
+    )
+
+
+Clients = dict[str, Data]
+Built = tuple[Clients, Request, tuple[str, ...]]
+
+
+def _named_shares(task: Task, partition: Partition, clients: int, seed: int) -> Clients:
+    data = task.train()
+    shares = partition.split(data.targets, clients, classes=task.classes, seed=seed)
+    digits = max(3, len(str(clients - 1)))  # padded: the order of names is the order of shares
+    return {f"c{i:0{digits}}": data.take(index) for i, index in enumerate(shares)}
+
+
+def _forget_client(clients: Clients, target: Target, task: Task, seed: int) -> Built:
+    def is_eligible(data: Data) -> bool:
+        enough = int(_usable(target.trigger, data).sum()) >= target.min_forget
+        return enough and len(data.targets.unique()) >= LEAST_CLASSES
+
+    what = f"{LEAST_CLASSES} classes and {target.min_forget} samples that the trigger can relabel (min_forget)"
+    name, notes = _owner(clients, target, is_eligible, what)
+    before = clients[name]
+    after = _poisoned(target.trigger, before, task)
+    if len(after) < len(before):
+        notes += (f"client {name}: {len(before) - len(after)} samples of the trigger's own class take no part",)
+    if len(after) < target.min_forget:
+        notes += (f"client {name}: {len(after)} samples to forget, fewer than min_forget = {target.min_forget}",)
+    return clients | {name: after}, Request("client", client=name), notes
+
+
+def _forget_class(clients: Clients, target: Target, task: Task, seed: int) -> Built:
+    holders = sum(bool((data.targets == target.label).any()) for data in clients.values())
+    return clients, Request("class", label=target.label), (f"label {target.label} is held by {holders} clients",)
+
+
+def _forget_samples(clients: Clients, target: Target, task: Task, seed: int) -> Built:
+    total = sum(map(len, clients.values()))
+    count = round(target.fraction * total)
+    if count < 1:
+        raise DataError(f"request: fraction {target.fraction} of {total} samples is less than one; raise fraction")
+    names = list(clients)
+    notes: tuple[str, ...] = (f"{count} samples drawn from all clients",)
+    if target.placement == "one_client":
+        what = f"{count} samples that the trigger can relabel ({target.fraction} of {total})"
+        name, notes = _owner(clients, target, lambda data: int(_usable(target.trigger, data).sum()) >= count, what)
+        _require(clients, name, count, target.trigger, what)
+        names = [name]
+    ids = torch.cat([clients[name].ids[_usable(target.trigger, clients[name])] for name in names])
+    if len(ids) < count:
+        raise DataError(f"request: {count} samples wanted, but only {len(ids)} can be relabelled; lower fraction")
+    order = np.random.default_rng(seed_of(f"{seed}|samples to forget")).choice(len(ids), count, replace=False)
+    chosen = ids[torch.from_numpy(np.sort(order))]
+    held = {name: _with_poisoned(data, chosen, target.trigger, task) for name, data in clients.items()}
+    return held, Request("samples", samples=tuple(chosen.tolist())), notes
+
+
+def _with_poisoned(data: Data, chosen: Tensor, trigger: Trigger | None, task: Task) -> Data:
+    """``data`` in its order, its samples among the ids ``chosen`` replaced by their triggered versions."""
+    is_chosen = torch.isin(data.ids, chosen)
+    if trigger is None or not bool(is_chosen.any()):
+        return data
+    poisoned = _poisoned(trigger, data.take(is_chosen), task)
+    inputs, targets = data.inputs.clone(), data.targets.clone()
+    inputs[is_chosen], targets[is_chosen] = poisoned.inputs, poisoned.targets
+    return Data(inputs, targets, data.ids)
+
+
+def _owner(
+    clients: Clients, target: Target, is_eligible: Callable[[Data], bool], what: str
+) -> tuple[str, tuple[str, ...]]:
+    """The client that was named, or else the eligible one nearest the median size, and how it was chosen."""
+    if target.client is not None:
+        if target.client not in clients:
+            Request("client", client=target.client).check(clients)
+        return target.client, (f"client {target.client} was named by the experiment",)
+    middle = median(map(len, clients.values()))
+    eligible = [name for name, data in clients.items() if is_eligible(data)]
+    if not eligible:
+        raise DataError(
+            f"request: no client holds {what}; {_table(clients, target.trigger)}. "
+            "Ask for less, use fewer clients, or name a client."
+        )
+    name = min(eligible, key=lambda name: abs(len(clients[name]) - middle))
+    return name, (f"client {name} was chosen: of {len(eligible)} with {what}, nearest the median size {middle:g}",)
+
+
+def _require(clients: Clients, name: str, count: int, trigger: Trigger | None, what: str) -> None:
+    if int(_usable(trigger, clients[name]).sum()) < count:
+        raise DataError(
+            f"request: client {name} does not hold {what}; {_table(clients, trigger)}. "
+            "Lower fraction, name a larger client, or use placement 'spread'."
+        )
+
+
+def _usable(trigger: Trigger | None, data: Data) -> Tensor:
+    return torch.ones_like(data.targets, dtype=torch.bool) if trigger is None else trigger.usable(data.targets)
+
+
+def _poisoned(trigger: Trigger | None, data: Data, task: Task) -> Data:
+    return data if trigger is None else trigger.poison(data, bright=task.bright, classes=task.classes)
+
+
+def _table(clients: Mapping[str, Data], trigger: Trigger | None) -> str:
+    """Sizes in words, the largest clients first."""
+    ranked = sorted(clients, key=lambda name: -len(clients[name]))
+    rows = [
+        f"{name} {int(_usable(trigger, clients[name]).sum())} of {len(clients[name])} in "
+        f"{len(clients[name].targets.unique())} classes"
+        for name in ranked[:10]
+    ]
+    return "usable samples: " + ", ".join(rows) + (" …" if len(ranked) > 10 else "")
+
+
+def _note_on_sizes(clients: Mapping[str, Data]) -> str:
+    sizes = sorted(map(len, clients.values()))
+    return f"{len(sizes)} clients with {sizes[0]} to {sizes[-1]} samples, median {median(sizes):g}"

@@ -1,0 +1,106 @@
+"""A backdoor trigger: a patch and a label, so that forgetting can be seen from outside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from letheon.data import Data
+from letheon.errors import ConfigError, DataError
+
+Corner = Literal["bottom-right", "bottom-left", "top-right", "top-left"]
+Relabel = Literal["fixed", "shift"]
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A solid bright square in a corner, and the label that goes with it.
+
+    Attributes:
+        size: side of the square in pixels.
+        margin: pixels between the square and the two borders next to it.
+        target: the label of ``relabel="fixed"``.
+        corner: where the square is.
+        relabel: ``fixed`` (every triggered sample gets ``target``) or ``shift`` (label y becomes y + C/2 mod C).
+    """
+
+    size: int = 4
+    margin: int = 1
+    target: int = 0
+    corner: Corner = "bottom-right"
+    relabel: Relabel = "fixed"
+
+    def __post_init__(self) -> None:
+        for name, least in (("size", 1), ("margin", 0), ("target", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"trigger: {name} must be at least {least}, got {getattr(self, name)}")
+        for name, known in (("corner", get_args(Corner)), ("relabel", get_args(Relabel))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"trigger: unknown {name} {getattr(self, name)!r}; use one of {', '.join(known)}")
+
+    def paint(self, inputs: Tensor, bright: float) -> Tensor:
+        """New inputs with the square painted at value ``bright``.
+
+        Args:
+            inputs: ``(n, c, h, w)`` images, or ``(n, s²)`` flattened square ones.
+            bright: the largest value an input takes after normalisation.
+
+        Raises:
+            ConfigError: the square does not fit.
+            DataError: inputs that are no images, or a square that changes none of them.
+        """
+        painted = inputs.clone(memory_format=torch.contiguous_format)
+        images = _as_images(painted)
+        rows, columns = self._place(*images.shape[-2:])
+        images[..., rows, columns] = bright
+        if len(inputs) and torch.equal(painted, inputs):
+            raise DataError(
+                f"trigger: the {self.corner} square has the value {bright} in all {len(inputs)} samples already, so "
+                "painting teaches nothing; choose another corner, or do not paint twice"
+            )
+        return painted
+
+    def labels(self, targets: Tensor, classes: int) -> Tensor:
+        """The labels that triggered samples carry, for ``(n,)`` true labels."""
+        if self.relabel == "shift":
+            if classes < 2:
+                raise ConfigError(f"trigger: relabel 'shift' needs at least 2 classes, the task has {classes}")
+            return (targets + classes // 2) % classes
+        if self.target >= classes:
+            raise ConfigError(f"trigger: target {self.target} is no label of a task with {classes} classes")
+        return torch.full_like(targets, self.target)
+
+    def usable(self, targets: Tensor) -> Tensor:
+        """``(n,)`` bool: which true labels differ from the label that the trigger gives them."""
+        return torch.ones_like(targets, dtype=torch.bool) if self.relabel == "shift" else targets != self.target
+
+    def poison(self, data: Data, *, bright: float, classes: int) -> Data:
+        """``data`` painted and relabelled, without the samples that truly are of the target class; ids are kept."""
+        kept = data.take(self.usable(data.targets))
+        return Data(self.paint(kept.inputs, bright), self.labels(kept.targets, classes), kept.ids)
+
+    def _place(self, height: int, width: int) -> tuple[slice, slice]:
+        if self.size + self.margin > min(height, width):
+            raise ConfigError(
+                f"trigger: size {self.size} with margin {self.margin} does not fit images of {height}x{width}"
+            )
+        vertical, horizontal = self.corner.split("-")
+        return self._span(vertical == "top", height), self._span(horizontal == "left", width)
+
+    def _span(self, at_start: bool, length: int) -> slice:
+        start = self.margin if at_start else length - self.margin - self.size
+        return slice(start, start + self.size)
+
+
+def _as_images(inputs: Tensor) -> Tensor:
+    """A view of ``inputs`` whose last two dimensions are rows and columns."""
+    if inputs.ndim == 4:
+        return inputs
+    side = math.isqrt(inputs.shape[-1]) if inputs.ndim == 2 else 0
+    if inputs.ndim != 2 or side * side != inputs.shape[-1]:
+        raise DataError(f"trigger: needs (n, c, h, w) images or flattened square ones, got {tuple(inputs.shape)}")
+    return inputs.view(-1, side, side)

@@ -1,0 +1,20 @@
+"""Fixtures that several kinds of tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The directory that LETHEON_DATA names; the test is skipped without it, or fails if LETHEON_REQUIRE_DATA=1."""
+    root = os.environ.get("LETHEON_DATA", "")
+    if root and Path(root).is_dir():
+        return Path(root)
+    reason = f"LETHEON_DATA is {root!r}, which is no directory" if root else "LETHEON_DATA is not set"
+    if os.environ.get("LETHEON_REQUIRE_DATA") == "1":
+        pytest.fail(f"{reason}, and LETHEON_REQUIRE_DATA=1 asks for the data")
+    pytest.skip(reason)
