@@ -19,7 +19,7 @@ help:
 	@echo 'make clean   remove .venv and all caches; runs/ stays'
 
 demo: $(READY)
-	@$(BIN)/letheon run experiments/demo.toml $(ARGS)
+	@$(BIN)/letheon run experiments/demo.toml --resume $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)

@@ -105,7 +105,7 @@ def penultimate(module: nn.Module, head: str, inputs: Tensor, *, chunk: int = 10
 
 
 def ascend(
-    adapter: Adapter, head: nn.Module, loss: Loss, features: Tensor, targets: Tensor, start: Params, *, seed: int
+    adapter: Adapter, head: nn.Module, loss: Loss, features: Tensor, targets: Tensor, *, start: Params, seed: int
 ) -> tuple[Params, int, float]:
     """Raise the loss on the data to forget by training the adapter alone (Eq. 6).
 
@@ -114,26 +114,20 @@ def ascend(
     Returns:
         The tensors φ*, the steps taken, and the mean loss reached, in nats.
     """
-    names = list(start)
-    tensors = [start[name].clone().requires_grad_() for name in names]
+    tensors = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    values = list(tensors.values())
+
+    def mean_loss() -> float:
+        with torch.no_grad():
+            return loss(head(adapt(features, tensors)), targets).item()
+
     local = Local(lr=adapter.lr, batch_size=adapter.batch_size, steps=adapter.steps)
-    steps = 0
-    reached = _mean_loss(head, loss, features, targets, names, tensors)
+    steps, reached = 0, mean_loss()
     for index in batches(len(features), local, torch.Generator().manual_seed(seed)):
         if adapter.cap is not None and reached >= adapter.cap:
             break
-        outputs = head(adapt(features[index], dict(zip(names, tensors, strict=True))))
-        gradients = torch.autograd.grad(loss(outputs, targets[index]), tensors)
+        gradients = torch.autograd.grad(loss(head(adapt(features[index], tensors)), targets[index]), values)
         with torch.no_grad():
-            torch._foreach_add_(tensors, clipped(gradients, adapter.clip), alpha=adapter.lr)
-        steps += 1
-        reached = _mean_loss(head, loss, features, targets, names, tensors)
-    done = {name: t.detach() for name, t in zip(names, tensors, strict=True)}
-    return done, steps, reached
-
-
-@torch.no_grad()
-def _mean_loss(
-    head: nn.Module, loss: Loss, features: Tensor, targets: Tensor, names: list[str], tensors: list[Tensor]
-) -> float:
-    return float(loss(head(adapt(features, dict(zip(names, tensors, strict=True)))), targets))
+            torch._foreach_add_(values, clipped(gradients, adapter.clip), alpha=adapter.lr)
+        steps, reached = steps + 1, mean_loss()
+    return {name: tensor.detach() for name, tensor in tensors.items()}, steps, reached

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,26 +21,35 @@ from letheon.work import Reply, Work
 
 Do = Callable[["Client", Work, Data, nn.Module, int], Reply]
 Cost = Callable[[Task, Work, int], dict[str, float]]
+Answers = Literal["params", "extras", "free"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A registered kind of work: what to do, and what it costs for n samples (samples seen, FLOPs)."""
+    """A registered kind of work.
+
+    Attributes:
+        do: what to do.
+        cost: what it costs for n samples (samples seen, FLOPs).
+        answers: what the reply's tensors must match: the ``params`` that were sent (and its buffers those), the
+            ``extras``, or nothing (``free``).
+    """
 
     do: Do
     cost: Cost
+    answers: Answers = "params"
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def client_work(name: str, cost: Cost) -> Callable[[Do], Do]:
-    """Register a function as the work kind ``name``."""
+def client_work(name: str, cost: Cost, *, answers: Answers = "params") -> Callable[[Do], Do]:
+    """Register a function as the work kind ``name``; see ``Kind``."""
 
     def register(do: Do) -> Do:
         if name in KINDS:
             raise ValueError(f"client work {name!r} is registered already")
-        KINDS[name] = Kind(do, cost)
+        KINDS[name] = Kind(do, cost, answers)
         return do
 
     return register
@@ -64,14 +74,16 @@ class Client:
 
     def admit(self, request: Request) -> None:
         """From now on ``retain`` leaves out what the request covers."""
-        self.requests[request.id] = request
+        self.requests = self.requests | {request.id: request}
+        self._parts.clear()  # no copy of what is to be forgotten stays behind
 
     def part(self, work: Work) -> Data:
         """The samples that ``work`` is about; ``retain`` honours every request admitted so far."""
         key = (work.part, work.request, len(self.requests))
-        if key not in self._parts:
-            self._parts[key] = self._select(work)
-        return self._parts[key]
+        found = self._parts.get(key)
+        if found is None:
+            found = self._parts[key] = self._select(work)
+        return found
 
     def _select(self, work: Work) -> Data:
         if work.part == "forget":
@@ -109,10 +121,10 @@ def load(module: nn.Module, params: Mapping[str, torch.Tensor], buffers: Mapping
         ("parameter", dict(module.named_parameters()), params),
         ("buffer", {n: dict(module.named_buffers())[n] for n in buffers_of(module)}, buffers),
     ):
-        own = {n: t for n, t in own.items() if kind == "buffer" or t.requires_grad}
-        if own.keys() != given.keys():
-            raise LetheonError(f"{kind} names differ between model and broadcast: {sorted(own.keys() ^ given.keys())}")
-        for name, tensor in own.items():
+        mine = {n: t for n, t in own.items() if kind == "buffer" or t.requires_grad}
+        if mine.keys() != given.keys():
+            raise LetheonError(f"{kind} names differ between model and broadcast: {sorted(mine.keys() ^ given.keys())}")
+        for name, tensor in mine.items():
             if tensor.shape != given[name].shape:
                 raise LetheonError(f"{kind} {name}: got {tuple(given[name].shape)}, expected {tuple(tensor.shape)}")
             tensor.copy_(given[name])
@@ -139,29 +151,41 @@ def _amplify_cost(task: Task, work: Work, n: int) -> dict[str, float]:
     return {"samples": float(n), "flops": float(task.flops * n + 6 * tree.count(work.extras) * seen)}
 
 
-@client_work("amplify", _amplify_cost)
+@client_work("amplify", _amplify_cost, answers="extras")
 def _amplify(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
     """Lethe's phase 1: train the adapter in ``extras`` by ascent. Replies the adapter."""
     task, adapter = client.task, Adapter.from_options(work.options)
     features = penultimate(module, task.head, data.inputs)
     head = module.get_submodule(task.head)
-    tensors, steps, reached = ascend(adapter, head, task.loss, features, data.targets, work.extras, seed=seed)
+    tensors, steps, reached = ascend(adapter, head, task.loss, features, data.targets, start=work.extras, seed=seed)
     return Reply(0, client.name, tensors, metrics={"steps": steps, "reached": reached})
 
 
+def _seen(work: Work, n: int) -> int:
+    return min(n, int(work.options.get("limit", n)))
+
+
 def _evaluate_cost(task: Task, work: Work, n: int) -> dict[str, float]:
-    return {"samples": float(n), "flops": float(task.flops * n)}
+    return {"samples": float(_seen(work, n)), "flops": float(task.flops * _seen(work, n))}
 
 
-@client_work("evaluate", _evaluate_cost)
+@client_work("evaluate", _evaluate_cost, answers="free")
 @torch.no_grad()
 def _evaluate(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
-    """Evaluation mode, fixed order. Replies ``correct`` (n,) bool and the mean loss."""
+    """Evaluation mode, fixed order. Replies accuracy and mean loss; the outcome of each sample only on ``detail``.
+
+    With the option ``limit`` at most so many samples are looked at, evenly spread over the data.
+    """
     module.eval()
+    seen = _seen(work, len(data))
+    chosen = data if seen == len(data) else data.take(torch.arange(seen) * len(data) // seen)
     correct, loss = [], 0.0
-    for start in range(0, len(data), 1024):
-        inputs, targets = data.inputs[start : start + 1024], data.targets[start : start + 1024]
+    for start in range(0, seen, 1024):
+        inputs, targets = chosen.inputs[start : start + 1024], chosen.targets[start : start + 1024]
         outputs = module(inputs)
         correct.append(client.task.correct(outputs, targets))
-        loss += float(client.task.loss(outputs, targets)) * len(targets)
-    return Reply(0, client.name, {"correct": torch.cat(correct)}, metrics={"loss": loss / max(1, len(data))})
+        loss += client.task.loss(outputs, targets).item() * len(targets)
+    outcomes = torch.cat(correct)
+    tensors = {"correct": outcomes} if work.options.get("detail") else {}
+    metrics = {"loss": loss / seen, "accuracy": float(outcomes.double().mean())}
+    return Reply(0, client.name, tensors, metrics=metrics)

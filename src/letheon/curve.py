@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class Evaluator:
     def __call__(self, phase: str, round: int, state: State) -> Point:
         seen: dict[str, list[torch.Tensor]] = {}
         loss = weight = 0.0
-        for reply in self._runtime.run(Work("evaluate", state.params, state.buffers)):
+        for reply in self._runtime.run(Work("evaluate", state.params, state.buffers, options={"detail": True})):
             kind = reply.client.split("/")[0]
             seen.setdefault(kind, []).append(reply.tensors["correct"])
             if kind == "forget":
@@ -81,7 +82,7 @@ class Evaluator:
             round,
             kr=100.0 * float(forget.double().mean()),
             mu=100.0 * float(test.double().mean()),
-            forget_loss=min(loss / weight, 1e30) if loss == loss else 1e30,
+            forget_loss=1e30 if math.isnan(loss) else min(loss / weight, 1e30),
             forget_bits=np.packbits(forget.numpy()).tobytes().hex(),
             test_correct=tuple(by_class.tolist()),
             attack=int(torch.cat(seen["triggered"]).sum()) if "triggered" in seen else None,

@@ -17,6 +17,7 @@ from letheon.tasks.partition import Partition
 from letheon.tasks.population import Target
 from letheon.training import Local
 
+
 @dataclass(frozen=True)
 class Experiment:
     """The whole life of a federation: train, request, unlearn, continue, evaluate.
@@ -99,7 +100,6 @@ def _labels(methods: Sequence[Method]) -> list[str]:
         if names.count(method.name) > 1:
             default = _flat(config.plain(type(method)()))
             own = {k: v for k, v in _flat(config.plain(method)).items() if default.get(k) != v}
-            own |= {k: None for k in default if k not in _flat(config.plain(method))}
             label += f"({', '.join(f'{k}={v}' for k, v in own.items())})" if own else ""
         labels.append(label)
     repeated = {label for label in labels if labels.count(label) > 1}
@@ -109,7 +109,7 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 
 
 def _flat(table: Any, prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")

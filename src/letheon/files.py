@@ -1,9 +1,14 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and JSON that says whether it is still what was written."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,8 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         JournalError: the disk is full or the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    writer = f"{platform.node()}.{os.getpid()}.{threading.get_ident()}"
+    temporary = path.with_name(f".{path.name}.{writer}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -26,16 +32,64 @@ def write(path: Path, content: bytes) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise JournalError(
-            f"{path}: cannot be written ({error.strerror}); what was there before is kept. "
+            f"{path}: cannot be written ({error.strerror or error}); what was there before is kept. "
             "Free space or choose another --out, then run again with --resume."
         ) from error
 
 
+def sweep(folder: Path) -> None:
+    """Remove what writers on this machine had begun in ``folder`` when they were killed."""
+    for path in folder.glob(".*.tmp"):
+        name, *numbers = path.name.removesuffix(".tmp").rsplit(".", 2)
+        is_ours = name.endswith(f".{platform.node()}") and all(number.isdigit() for number in numbers)
+        if is_ours and not _is_alive(int(numbers[0])):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def write_json(path: Path, content: Any) -> None:
     """JSON with sorted keys, one value a line; NaN and infinities are refused."""
-    write(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    write(path, _text(content).encode())
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """JSON with a checksum of itself under the key ``sha256``."""
+    write_json(path, {**content, "sha256": _seal(content)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The inverse of ``write_sealed``.
+
+    Raises:
+        JournalError: the file cannot be read, is incomplete, or was altered.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise JournalError(f"{path}: unreadable or incomplete ({error})") from error
+    if not isinstance(content, dict) or content.pop("sha256", None) != _seal(content):
+        raise JournalError(f"{path}: checksum differs; the file was altered after it was written")
+    return content
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(content).encode()).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

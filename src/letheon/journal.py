@@ -14,7 +14,7 @@ import safetensors.torch
 
 from letheon import tree
 from letheon.errors import JournalError
-from letheon.files import write
+from letheon.files import sweep, write
 from letheon.phase import State
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,11 @@ class Companion(Protocol):
 
 def save_state(state: State, metadata: Mapping[str, str]) -> bytes:
     """A state as the bytes of a safetensors file with a checksum over tensors and metadata."""
-    tensors = {f"{part}/{name}": t.contiguous() for part in _PARTS for name, t in getattr(state, part).items()}
-    return safetensors.torch.save(tensors, {**metadata, "sha256": _checksum(tensors, metadata)})
+    named = {f"{part}/{name}": t for part in _PARTS for name, t in getattr(state, part).items()}
+    # Cloned: safetensors refuses tensors that share memory. Named in order: it sorts them, and sums depend on order.
+    tensors = {name: tensor.contiguous() for name, tensor in tree.clone(named).items()}
+    told = {**metadata, "order": json.dumps(list(tensors))}
+    return safetensors.torch.save(tensors, told | {"sha256": _checksum(tensors, told)})
 
 
 def load_state(path: Path) -> tuple[State, dict[str, str]]:
@@ -57,9 +60,9 @@ def load_state(path: Path) -> tuple[State, dict[str, str]]:
     if metadata.pop("sha256", None) != _checksum(tensors, metadata):
         raise JournalError(f"{path}: checksum differs; the file was altered after it was written")
     parts: dict[str, tree.Params] = {part: {} for part in _PARTS}
-    for name, tensor in tensors.items():
+    for name in json.loads(metadata.pop("order")):
         part, _, rest = name.partition("/")
-        parts[part][rest] = tensor
+        parts[part][rest] = tensors[name]
     return State(**parts), metadata
 
 
@@ -81,6 +84,7 @@ class DiskJournal:
         self._folder = folder
         self._owner = owner
         self._companions = dict(companions or {})
+        sweep(folder)
         self._count = max((_number(path) for path in self._files()), default=0)
 
     def _files(self) -> list[Path]:
@@ -98,6 +102,7 @@ class DiskJournal:
             companions = json.loads(metadata["companions"])
             for name, companion in self._companions.items():
                 companion.load(companions[name])
+            self._count = _number(path)  # the next round is written over the ones that were refused
             log.info("journal: resumed after %s round %s (%s)", metadata["phase"], metadata["done"], path.name)
             return metadata["phase"], int(metadata["done"]), state
         return None

@@ -1,4 +1,4 @@
-"""Federations that wrap a federation: metering, quorum, exclusion. (``Seeded`` lives beside ``drive``.)
+"""Federations that wrap a federation: metering, quorum, exclusion. ``Seeded`` lives beside ``drive``.
 
 The usual stack is ``Excluding(Quorum(Metered(runtime)))``.
 """
@@ -6,15 +6,15 @@ The usual stack is ``Excluding(Quorum(Metered(runtime)))``.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from letheon import tree
+from letheon.client import KINDS
 from letheon.errors import Diverged, Excluded, RoundError
 from letheon.phase import State
 from letheon.work import Federation, Reply, Work
@@ -27,7 +27,7 @@ class Cost:
     """What one phase has cost so far.
 
     Attributes:
-        rounds: rounds with traffic.
+        rounds: round trips: one step of FedAvg is one, a line search has one for each trial.
         bytes_down: sent to clients; what several works of one message share is sent once.
         bytes_up: sent by clients.
         samples: samples that passed through a model at clients.
@@ -54,7 +54,7 @@ class Metered:
 
     def run(self, *works: Work) -> Iterator[Reply]:
         started = time.perf_counter()
-        self._open.rounds = 1
+        self._open.rounds += 1
         sent: dict[str, set[int]] = {}
         for reply in self._inner.run(*works):
             self._count(works[reply.work], reply, sent.setdefault(reply.client, set()))
@@ -91,8 +91,8 @@ class Metered:
 class Quorum:
     """Lets usable replies through, quarantines the others by name, and refuses a round with too few.
 
-    A reply is unusable if the client reported an error, if a tensor is not finite, or if its tensors do not match what
-    was sent. Events are kept with phase and round for the report.
+    A reply is unusable if the client reported an error, if a tensor or its weight is not finite, or if its tensors do
+    not match what was sent. Events are kept with phase and round for the report.
 
     Args:
         inner: the federation to guard.
@@ -107,19 +107,19 @@ class Quorum:
 
     def run(self, *works: Work) -> Iterator[Reply]:
         usable: Counter[int] = Counter()
-        reasons: list[str] = []
+        reasons: list[list[str]] = [[] for _ in works]
         for reply in self._inner.run(*works):
             reason = _fault(works[reply.work], reply)
             if not reason:
                 usable[reply.work] += 1
                 yield reply
                 continue
-            reasons.append(f"{reply.client}: {reason}")
+            reasons[reply.work].append(f"{reply.client}: {reason}")
             self._open.append({"client": reply.client, "reason": reason})
             log.warning("client %s quarantined in this round: %s", reply.client, reason)
         for index, work in enumerate(works):
             if usable[index] < self._minimum:
-                raise _refusal(work, usable[index], self._minimum, reasons)
+                raise _refusal(work, usable[index], self._minimum, reasons[index])
 
     def observe(self, phase: str, done: int, state: State) -> None:
         """Give the open events their place."""
@@ -144,18 +144,25 @@ def _fault(work: Work, reply: Reply) -> str:
         return reply.error
     if not (tree.is_finite(reply.tensors) and tree.is_finite(reply.buffers)):
         return _NOT_FINITE
-    for sent, got in ((work.params, reply.tensors), (work.buffers, reply.buffers), (work.extras, reply.tensors)):
-        if sent.keys() & got.keys():
-            try:
-                tree.check_same(sent, got, "its reply does not match what was sent")
-            except ValueError as error:
-                return str(error)
+    if not 0.0 <= reply.weight < math.inf:
+        return f"its weight is {reply.weight}"
+    answers = KINDS[work.kind].answers if work.kind in KINDS else "free"
+    expected = {"params": (work.params, work.buffers), "extras": (work.extras, {}), "free": None}[answers]
+    if expected is not None:
+        try:
+            tree.check_same(expected[0], reply.tensors, "its reply does not match what was sent")
+            tree.check_same(expected[1], reply.buffers, "its buffers do not match what was sent")
+        except ValueError as error:
+            return str(error)
     return ""
 
 
 def _refusal(work: Work, usable: int, minimum: int, reasons: Sequence[str]) -> RoundError:
-    told = "; ".join(reasons[:5]) or f"no client holds the part {work.part!r}"
-    kind = Diverged if reasons and all(r.endswith(_NOT_FINITE) for r in reasons) else RoundError
+    told = "; ".join(reasons[:5]) + (" …" if len(reasons) > 5 else "")
+    # Clients that could not take part anyway do not hide that the model has left the finite numbers.
+    not_finite = sum(reason.endswith(_NOT_FINITE) for reason in reasons)
+    kind = Diverged if not_finite and usable + not_finite >= minimum else RoundError
+    told = told or f"no client holds the part {work.part!r}"
     return kind(
         f"round refused: {usable} usable replies to {work.kind!r} on {work.part!r}, {minimum} needed ({told}). "
         "The model of the round before is kept."
@@ -197,18 +204,16 @@ class DryRun:
         self._task = task
 
     def run(self, *works: Work) -> Iterator[Reply]:
-        from letheon.client import KINDS
-
         zeros = [_zeros(work) for work in works]
         for client in sorted(self._sizes):
             for index, work in enumerate(works):
                 n = self._sizes[client][work.part]
                 if n:
-                    cost = KINDS[work.kind].cost(self._task, work, n)
-                    yield Reply(index, client, zeros[index], work.buffers, weight=float(n), metrics=cost)
+                    metrics = {"accuracy": 1.0, "loss": 0.0} | KINDS[work.kind].cost(self._task, work, n)
+                    buffers = work.buffers if KINDS[work.kind].answers == "params" else {}
+                    yield Reply(index, client, zeros[index], buffers, weight=float(n), metrics=metrics)
 
 
 def _zeros(work: Work) -> tree.Params:
-    if work.kind == "evaluate":
-        return {"correct": torch.zeros(1, dtype=torch.bool)}
-    return tree.zeros_like(work.extras if work.kind == "amplify" else work.params)
+    answers = KINDS[work.kind].answers
+    return {} if answers == "free" else tree.zeros_like(work.params if answers == "params" else work.extras)

@@ -105,7 +105,7 @@ def run(
     Raises:
         ConfigError: the folder holds another experiment, or this one and ``resume`` is not set.
     """
-    _claim(folder, experiment, resume=resume)
+    _claim(folder, experiment, cache=cache, resume=resume)
     population = populate(
         experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
     )
@@ -113,7 +113,14 @@ def run(
     with InProcess(clients, workers=workers) as runtime:
         evaluate = Evaluator(experiment.task, population, workers=workers)
         try:
-            life = _Life(experiment, population, runtime, evaluate, cache or folder / "stages", listener or Silent())
+            life = _Life(
+                experiment,
+                population,
+                runtime=runtime,
+                evaluate=evaluate,
+                stages=cache or folder / "stages",
+                listener=listener or Silent(),
+            )
             result = life.whole(folder)
         finally:
             evaluate.close()
@@ -130,7 +137,7 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
     path = folder / "experiment.json"
     if not path.is_file():
         raise ConfigError(f"{folder}: no run here (experiment.json is missing); give a folder that `letheon run` wrote")
-    written = json.loads(path.read_text())
+    written = _written(path)
     experiment = config.build(Experiment, written["experiment"], str(path))
     stages = cache or Path(written.get("cache") or folder / "stages")
     population = populate(
@@ -160,6 +167,7 @@ class _Life:
         self,
         experiment: Experiment,
         population: Population,
+        *,
         runtime: InProcess,
         evaluate: Evaluator,
         stages: Path,
@@ -254,17 +262,32 @@ def _stage_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}|{kind}".encode()).digest()[:8], "big") >> 1
 
 
-def _claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
+def _claim(folder: Path, experiment: Experiment, *, cache: Path | None, resume: bool) -> None:
     """Make the folder this experiment's, or refuse."""
     path = folder / "experiment.json"
     if path.is_file():
-        found = json.loads(path.read_text())["digest"]
+        found = _written(path)["digest"]
         if found != experiment.digest:
-            raise ConfigError(f"{folder}: holds run {found}, this experiment is {experiment.digest}; choose another --out")
+            raise ConfigError(
+                f"{folder}: holds run {found}, this experiment is {experiment.digest}; choose another --out"
+            )
         if not resume:
-            raise ConfigError(f"{folder}: holds this very run; continue or reuse it with --resume, or choose another --out")
+            raise ConfigError(
+                f"{folder}: holds this very run; continue or reuse it with --resume, or choose another --out"
+            )
         return
-    write_json(path, {"digest": experiment.digest, "experiment": config.plain(experiment), "versions": versions()})
+    content = {"digest": experiment.digest, "experiment": config.plain(experiment), "versions": versions()}
+    write_json(path, content | ({"cache": str(cache.resolve())} if cache else {}))
+
+
+def _written(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        if {"digest", "experiment"} <= content.keys():
+            return content
+    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError):
+        pass
+    raise ConfigError(f"{path}: damaged, or not written by `letheon run`; choose another folder, or remove this one")
 
 
 def versions() -> dict[str, str]:
@@ -281,9 +304,9 @@ def versions() -> dict[str, str]:
 def _described(experiment: Experiment, population: Population) -> dict[str, Any]:
     """The population in numbers; no sample is listed."""
     classes = experiment.task.classes
-    labels = label_counts(population, classes)
+    labels, request = label_counts(population, classes), population.request
     return {
-        "request": {"id": population.request.id, "scope": population.request.scope, "client": population.request.client},
+        "request": {"id": request.id, "scope": request.scope, "client": request.client},
         "forget_size": population.forget_size,
         "client_sizes": {name: len(data) for name, data in sorted(population.clients.items())},
         "retained_labels": labels,

@@ -60,7 +60,7 @@ class Request:
         if self.scope == "client":
             return torch.full((len(data),), client == self.client)
         if self.scope == "class":
-            return data.targets == self.label
+            return torch.eq(data.targets, self.label)  # type: ignore[arg-type]
         return torch.isin(data.ids, self._sample_ids)
 
     def select(self, client: str, data: Data, part: Part) -> Data:

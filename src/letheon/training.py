@@ -114,6 +114,8 @@ def train(module: nn.Module, loss: Loss, data: Data, local: Local, *, seed: int)
             f"{len(data)} sample(s) cannot train a model with BatchNorm, which needs at least 2 in a batch; "
             "raise partition.min_size or leave this client out"
         )
+    if local.batch_size < smallest:
+        raise DataError("local.batch_size: 1 cannot train a model with BatchNorm, which needs at least 2; raise it")
     module.train()
     params = [p for p in module.parameters() if p.requires_grad]
     step = _stepper(params, local)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +22,9 @@ class FineTuning(Method):
     """
 
     name: ClassVar[str] = "fine-tuning"
+    known_failures: ClassVar[Mapping[str, str]] = {
+        "forgets": "the control for natural forgetting: what it forgets, it forgets by chance",
+    }
 
     rounds: int = 8
     local: Local | None = None

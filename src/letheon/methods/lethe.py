@@ -13,6 +13,7 @@ from letheon import tree
 from letheon.adapter import Adapter
 from letheon.errors import ConfigError
 from letheon.methods.base import Method, fedavg, train_work
+from letheon.methods.rectify import Gamma, rectify
 from letheon.phase import Phase, State, seed_of
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -21,108 +22,59 @@ from letheon.work import Federation, Work, average, averages
 
 ALIGNMENT = "log/alignment"
 AMPLIFIED = "log/amplified"
-COLUMNS = ("s", "retain_norm", "forget_norm", "lower", "upper", "gamma", "branch", "holds")
-"""Columns of the alignment log, a row for each layer. ``branch`` is an index into ``BRANCHES``."""
-BRANCHES = ("subtract", "negate", "retain")
-TINY = 1e-12
+BASELINE = "log/baseline"
 
 
 @dataclass(frozen=True)
-class Gamma:
-    """How γ of Eq. (10) is chosen. The paper gives no value, and one that suits every layer need not exist.
+class Search:
+    """How far to go along the rectified step: a line search on retained data.
+
+    The literal step has whatever length local training on the data to forget happens to have. It is the strength of
+    the method and its danger: too short and the knowledge stays, too long and the model is gone, and which of the two
+    changes with the seed. The search takes the longest step that keeps the accuracy on retained data. It sees no test
+    data and no data to forget.
 
     Attributes:
-        kind: ``auto``: lower + β (upper − lower) of Eq. (13), for each layer and round, admissible by construction.
-            ``constant``: ``value`` everywhere. ``clipped``: ``value`` moved into the interval.
-        beta: place in the interval, 0 … 1. 0 is the projection of PCGrad, which barely forgets.
-        value: of ``constant`` and ``clipped``.
+        keep: share of Origin's accuracy on retained data that the model must keep after the step.
+        largest: longest step tried, in lengths of Δ̃; steps are powers of two.
+        smallest: shortest step tried; if it fails too, the round leaves the model as it is.
+        samples: of each retained client that a trial looks at.
     """
 
-    kind: Literal["auto", "constant", "clipped"] = "auto"
-    beta: float = 0.1
-    value: float = 0.3
+    keep: float = 0.8
+    largest: float = 8.0
+    smallest: float = 1 / 64
+    samples: int = 100
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ConfigError(f"gamma.beta: must lie in [0, 1], got {self.beta}")
-        if self.value < 0:
-            raise ConfigError(f"gamma.value: must not be negative, got {self.value}")
+        if not 0 < self.keep <= 1:
+            raise ConfigError(f"search.keep: must lie in (0, 1], got {self.keep}")
+        if not 0 < self.smallest <= 1 <= self.largest:
+            raise ConfigError("search: smallest must lie in (0, 1] and largest must be at least 1")
+        if self.samples < 1:
+            raise ConfigError(f"search.samples: must be at least 1, got {self.samples}")
 
-    def choose(self, lower: float, upper: float) -> float:
-        """γ for a layer whose admissible interval is [lower, upper]."""
-        if self.kind == "auto":
-            return lower + self.beta * (upper - lower)
-        return self.value if self.kind == "constant" else min(max(self.value, lower), upper)
+    def accuracy(self, federation: Federation, state: State) -> float:
+        """Share of right answers on retained data, clients weighted by their size."""
+        work = Work("evaluate", state.params, state.buffers, "retain", options={"limit": self.samples})
+        return average(federation.run(work)).metrics["accuracy"]
 
+    def scale(self, federation: Federation, state: State, update: Params, floor: float) -> float:
+        """The longest tried step along ``update`` after which accuracy is at least ``floor``; 0 if there is none."""
 
-@dataclass(frozen=True, slots=True)
-class Alignment:
-    """The two streams in one layer (Eq. 9) and what follows from it. Sums are float64."""
+        def good(scale: float) -> bool:
+            return self.accuracy(federation, state.moved(update, scale)) >= floor
 
-    s: float
-    retain_norm: float
-    forget_norm: float
-    lower: float
-    upper: float
-    gamma: float
-    branch: Literal["subtract", "negate", "retain"]
-
-    @property
-    def holds(self) -> bool:
-        """Whether both inequalities of Eq. (14) hold, with the rounding of float64 sums allowed for."""
-        slack = 1e-9 * (self.retain_norm + self.forget_norm) ** 2
-        if self.branch == "negate":
-            return self.s <= slack
-        forget = self.s - self.gamma * self.forget_norm**2
-        retain = self.retain_norm**2 - self.gamma * self.s
-        return forget <= slack and retain >= -slack
-
-    def row(self) -> list[float]:
-        """As a row of the alignment log."""
-        values = [self.s, self.retain_norm, self.forget_norm, self.lower, self.upper, self.gamma]
-        return [*values, float(BRANCHES.index(self.branch)), float(self.holds)]
-
-
-def align(retain: Params, forget: Params, names: Sequence[str], gamma: Gamma, *, literal: bool = False) -> Alignment:
-    """Eq. (9) and (13) for the layer made of ``names``, and the branch of Eq. (10).
-
-    Eq. (10) sends a layer without forget update (frozen, unused) into the negation branch, where its step is −0 and
-    the retained progress is lost. Unless ``literal``, such a layer takes the retain update.
-    """
-    s = tree.dot(retain, forget, names)
-    retain_norm, forget_norm = tree.norm(retain, names), tree.norm(forget, names)
-    if not literal and forget_norm < TINY:
-        return Alignment(s, retain_norm, forget_norm, 0.0, 0.0, 0.0, "retain")
-    if s <= 0:
-        return Alignment(s, retain_norm, forget_norm, 0.0, 0.0, 0.0, "negate")
-    lower, upper = s / forget_norm**2, retain_norm**2 / s
-    return Alignment(s, retain_norm, forget_norm, lower, upper, gamma.choose(lower, upper), "subtract")
-
-
-def rectify(
-    retain: Params, forget: Params, layers: Mapping[str, Sequence[str]], gamma: Gamma, *, literal: bool = False
-) -> tuple[Params, dict[str, Alignment]]:
-    """The rectified update Δ̃ of Eq. (10) and the alignment of each layer.
-
-    Args:
-        retain: Δʳ, the aggregated update of the retain stream (Eq. 8).
-        forget: Δᵘ, the update of the forget stream (Eq. 7); same names and shapes.
-        layers: what "layer" means: a name, and the tensors that belong to it.
-        gamma: how γ is chosen.
-        literal: follow Eq. (10) also where the forget update is zero.
-    """
-    update: Params = {}
-    alignments = {}
-    for layer, names in layers.items():
-        alignment = alignments[layer] = align(retain, forget, names, gamma, literal=literal)
-        for name in names:
-            if alignment.branch == "negate":
-                update[name] = -forget[name]
-            elif alignment.branch == "retain":
-                update[name] = retain[name]
-            else:
-                update[name] = torch.sub(retain[name], forget[name], alpha=alignment.gamma)
-    return update, alignments
+        scale = 1.0
+        if good(scale):
+            while scale * 2 <= self.largest and good(scale * 2):
+                scale *= 2
+            return scale
+        while scale / 2 >= self.smallest:
+            scale /= 2
+            if good(scale):
+                return scale
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -138,6 +90,7 @@ class Lethe(Method):
         rounds: T, rectification rounds.
         restore_rounds: R, FedAvg rounds afterwards.
         layer: what a layer of Eq. (9) is: a ``tensor`` (weight and bias apart) or a ``module``.
+        search: how long the rectified step is; None: as long as Eq. (10) makes it.
         literal: keep Eq. (10) as printed where a layer's forget update is zero.
         local: local recipe of both streams and of phase 3; None: the experiment's.
     """
@@ -148,15 +101,17 @@ class Lethe(Method):
         "strict_paper": {
             "gamma": {"kind": "constant", "value": 1.0},
             "adapter": {"steps": 20, "cap": False, "clip": False},
+            "search": False,
             "literal": True,
         },
     }
 
     gamma: Gamma = Gamma()
     adapter: Adapter | None = Adapter()
-    rounds: int = 2
-    restore_rounds: int = 6
+    rounds: int = 3
+    restore_rounds: int = 5
     layer: Literal["tensor", "module"] = "tensor"
+    search: Search | None = Search()
     literal: bool = False
     local: Local | None = None
 
@@ -193,7 +148,7 @@ class Lethe(Method):
 
     def rectified(self, federation: Federation, state: State, t: int, layers: Mapping[str, Sequence[str]]) -> State:
         """Phase 2 (Eq. 7–11): one round of both streams; buffers follow the retain stream."""
-        extras = {name: t for name, t in state.scratch.items() if name.startswith("adapter.")}
+        extras = {name: kept for name, kept in state.scratch.items() if name.startswith("adapter.")}
         forget, retain = averages(
             federation.run(
                 train_work(state, "forget", self.recipe, t, extras=extras),
@@ -202,9 +157,21 @@ class Lethe(Method):
             works=2,
         )
         update, alignments = rectify(retain.tensors, forget.tensors, layers, self.gamma, literal=self.literal)
-        rows = torch.tensor([a.row() for a in alignments.values()], dtype=torch.float64)
-        moved = replace(state.moved(update), buffers=retain.buffers)
-        return replace(moved, scratch=state.scratch | {ALIGNMENT: rows})
+        following = replace(state, buffers=retain.buffers)
+        scale, baseline = self.length(federation, state, following, update)
+        rows = torch.tensor([a.row(scale) for a in alignments.values()], dtype=torch.float64)
+        return replace(following.moved(update, scale), scratch=state.scratch | baseline | {ALIGNMENT: rows})
+
+    def length(self, federation: Federation, state: State, following: State, update: Params) -> tuple[float, Params]:
+        """The step's length, and Origin's accuracy on retained data to keep in scratch: measured in the first round."""
+        if self.search is None:
+            return 1.0, {}
+        if BASELINE not in state.scratch:
+            accuracy = self.search.accuracy(federation, state)
+        else:
+            accuracy = float(state.scratch[BASELINE])
+        scale = self.search.scale(federation, following, update, self.search.keep * accuracy)
+        return scale, {BASELINE: torch.tensor(accuracy, dtype=torch.float64)}
 
     def restore(self, federation: Federation, state: State, t: int) -> State:
         """Phase 3: the adapter is gone; FedAvg on the retained data."""
@@ -212,5 +179,5 @@ class Lethe(Method):
 
 
 def alignment_log(state: State) -> Tensor | None:
-    """``(layers, 8)`` float64 with the columns of ``COLUMNS``, if ``state`` comes out of a rectification round."""
+    """The alignment log, ``(layers, len(COLUMNS))`` float64, of a state that comes out of a rectification round."""
     return state.scratch.get(ALIGNMENT)

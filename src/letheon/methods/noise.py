@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +40,9 @@ class Noise(Method):
     """
 
     name: ClassVar[str] = "noise"
+    known_failures: ClassVar[Mapping[str, str]] = {
+        "forgets": "the control for mere distance: a random step need not forget anything",
+    }
 
     scale: float = 2.0
     rounds: int = 7

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from letheon.metrics.measurement import Measurement
+from letheon.metrics.measurement import Measurement, Undefined
 
 Z95 = 1.959963984540054
 RESAMPLES = 1000
@@ -27,20 +28,26 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
 
 
 def share(correct: int, n: int) -> Measurement:
-    """A share in per cent with its Wilson interval."""
+    """A share in per cent with its Wilson interval; of nothing, it is undefined."""
+    if n == 0:
+        return Measurement(Undefined("a share of no samples"), None, None, 0)
     low, high = wilson(correct, n)
     return Measurement(100.0 * correct / n, 100.0 * low, 100.0 * high, n)
 
 
 def resampled_shares(bits: NDArray[np.bool_], weights: Floats) -> Floats:
     """``(rounds, n)`` outcomes and ``(resamples, n)`` weights to ``(resamples, rounds)`` shares in per cent."""
-    return 100.0 * (weights @ bits.T.astype(np.float64)) / weights.sum(1, keepdims=True)
+    shares: Floats = 100.0 * (weights @ bits.T.astype(np.float64)) / weights.sum(1, keepdims=True)
+    return shares
 
 
+@lru_cache(maxsize=4)
 def bootstrap_weights(n: int, *, seed: int = 0, resamples: int = RESAMPLES) -> Floats:
     """``(resamples, n)``: how often each of n samples is drawn in each resample."""
     generator = np.random.default_rng(seed)
-    return generator.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
+    weights = generator.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
+    weights.setflags(write=False)  # shared by all callers
+    return weights
 
 
 def bootstrap(statistic: Callable[[Floats], Floats], n: int) -> tuple[float, float]:

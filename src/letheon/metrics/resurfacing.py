@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from letheon.metrics.interval import Floats, bootstrap, resampled_shares
+from letheon.metrics.interval import Floats, bootstrap, resampled_shares, wilson
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.retention import Bits, reduced
 
@@ -47,6 +47,9 @@ def unsuccessful(u_kr: float, kr_origin: float, kr_retrain: float) -> Undefined 
 def resurfacing(method: Bits, retrain: Bits, origin: Bits) -> Measurement:
     """RR from outcomes on the same n samples, headline reduction (max over t ≥ 1).
 
+    Where every resample gives 0 the bootstrap knows no width; the upper end then is the rate at the upper end of the
+    method's CT-KR (Wilson).
+
     Args:
         method: ``(rounds, n)`` outcomes in continued training.
         retrain: the same of Retrain, over the same rounds.
@@ -66,4 +69,7 @@ def resurfacing(method: Bits, retrain: Bits, origin: Bits) -> Measurement:
         return 100.0 * np.maximum(0.0, ours - reference) / room
 
     low, high = bootstrap(statistic, n)
+    if low == high == 0.0:
+        highest = 100.0 * wilson(round(ct * n / 100.0), n)[1]
+        high = resurfacing_rate(highest, kr_origin, ct_retrain)
     return Measurement(resurfacing_rate(ct, kr_origin, ct_retrain), low, high, n)

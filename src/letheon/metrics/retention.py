@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from letheon.metrics.interval import Floats, bootstrap, resampled_shares, share
+from letheon.metrics.interval import Floats, bootstrap, resampled_shares, share, wilson
 from letheon.metrics.measurement import Measurement
 
 Bits = NDArray[np.bool_]
@@ -32,11 +32,14 @@ def reduced(shares: Floats, reduction: Reduction) -> Floats:
 def continued_retention(correct: Bits, reduction: Reduction) -> Measurement:
     """CT-KR in per cent from ``(rounds, n)`` outcomes after rounds t ≥ 1 of continued training.
 
-    t = 0, the unlearned model itself, is left out: it is U-KR.
+    t = 0, the unlearned model itself, is left out: it is U-KR. Where no resample differs (0 or 100 %), the bootstrap
+    knows no width, and the interval is Wilson's.
     """
     rounds, n = correct.shape
     if rounds == 0 or n == 0:
         raise ValueError("continued_retention: needs at least one round and one sample")
     value = float(reduced(100.0 * correct.mean(1), reduction))
     low, high = bootstrap(lambda weights: reduced(resampled_shares(correct, weights), reduction), n)
+    if low == high:
+        low, high = (100.0 * end for end in wilson(round(value * n / 100.0), n))
     return Measurement(value, low, high, n)

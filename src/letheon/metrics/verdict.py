@@ -18,7 +18,13 @@ UTILITY_LIMIT = 5.0
 
 
 def void_reasons(
-    kr_origin: float, kr_retrain: float, *, n: int, attack: float | None, ct_kr_retrain: float, ct_kr_control: float | None
+    kr_origin: float,
+    kr_retrain: float,
+    *,
+    n: int,
+    attack: float | None,
+    ct_kr_retrain: float,
+    ct_kr_control: float | None,
 ) -> list[str]:
     """Why the run cannot rank methods; empty if it can. All shares in per cent.
 

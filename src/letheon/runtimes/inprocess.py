@@ -9,17 +9,20 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import signal
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 
 import torch
 from torch import nn
 
 from letheon.client import Client
-from letheon.errors import RoundError
+from letheon.errors import ConfigError, RoundError
 from letheon.work import Reply, Work
 
 
@@ -51,11 +54,14 @@ class InProcess:
         if len(set(names)) != len(names) or not names:
             raise RoundError(f"in-process federation: client names must differ and there must be one, got {names}")
         self.clients = sorted(clients, key=lambda client: client.name)
-        self.workers = workers or available_cores()
+        self.workers = available_cores() if workers is None else workers
+        if self.workers < 1:
+            raise ConfigError(f"workers: must be at least 1, got {workers}")
         task = self.clients[0].task
         with torch.random.fork_rng(devices=[]):
-            module = task.model()
-        self._pool: _Threads | _Forks = _Forks(module, self.workers) if task.draws else _Threads(module, self.workers)
+            module, draws = task.model(), task.draws
+            _ = task.flops  # kept by the task: forked workers would count anew in every round
+        self._pool: _Threads | _Forks = _Forks(module, self.workers) if draws else _Threads(module, self.workers)
 
     def run(self, *works: Work) -> Iterator[Reply]:
         messages = []
@@ -85,9 +91,18 @@ def available_cores() -> int:
 
 
 def _quiet() -> None:
-    """One intra-op thread, denormals flushed: both are settings of the calling thread."""
+    """One intra-op thread, denormals flushed, in the calling thread."""
+    torch.get_num_threads()  # or the thread's first kernel would set the number anew
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+
+
+def _quiet_alone(others: int) -> None:
+    """``_quiet``, and threads started later still begin with ``others`` intra-op threads, as before."""
+    _quiet()
+    restore = threading.Thread(target=torch.set_num_threads, args=(others,))
+    restore.start()
+    restore.join()
 
 
 class _Threads:
@@ -96,7 +111,10 @@ class _Threads:
     def __init__(self, module: nn.Module, workers: int) -> None:
         self._module = module
         self._local = threading.local()
-        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="letheon", initializer=_quiet)
+        others = torch.get_num_threads()
+        self._executor = ThreadPoolExecutor(
+            workers, thread_name_prefix="letheon", initializer=_quiet_alone, initargs=(others,)
+        )
 
     def _answer(self, message: _Message) -> list[Reply]:
         if not hasattr(self._local, "module"):
@@ -126,20 +144,27 @@ class _Forks:
 
     def answers(self, messages: Sequence[_Message], order: Sequence[int]) -> Iterator[list[Reply]]:
         shares = _balanced(messages, order, self._workers)
-        pipes, processes = [], []
-        for share in shares:
-            ours, theirs = self._context.Pipe(duplex=False)
-            process = self._context.Process(target=_serve, args=(theirs, self._module, messages, share), daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
+        pipes: list[Connection] = []
+        processes: list[ForkProcess] = []
         answers: dict[int, list[Reply]] = {}
         try:
+            for share in shares:
+                ours, theirs = self._context.Pipe(duplex=False)
+                pipes.append(ours)
+                process = self._context.Process(
+                    target=_serve, args=(theirs, self._module, messages, share), daemon=True
+                )
+                process.start()
+                processes.append(process)
+                theirs.close()  # or the end of the worker would not be the end of the pipe
             _gather(pipes, shares, messages, answers)
         finally:
             for process in processes:
-                process.kill() if len(answers) < len(messages) else process.join()
+                if len(answers) < len(messages):
+                    process.kill()
+                process.join()
+            for pipe in pipes:
+                pipe.close()
         yield from (answers[i] for i in range(len(messages)))
 
     def close(self) -> None:
@@ -158,9 +183,13 @@ def _balanced(messages: Sequence[_Message], order: Sequence[int], workers: int) 
 
 
 def _serve(pipe: Connection, module: nn.Module, messages: Sequence[_Message], share: list[int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     _quiet()
     for i in share:
-        pipe.send((i, [_plain(reply) for reply in messages[i].answer(module)]))
+        try:
+            pipe.send((i, [_plain(reply) for reply in messages[i].answer(module)]))
+        except Exception:
+            pipe.send((i, traceback.format_exc()))
     pipe.close()
 
 
@@ -180,6 +209,8 @@ def _gather(
             except EOFError:
                 lost = ", ".join(sorted(messages[i].client.name for i in missing[pipe]))
                 raise RoundError(f"in-process federation: a worker process died; no reply from {lost}") from None
+            if isinstance(replies, str):
+                raise RuntimeError(f"client {messages[index].client.name} failed in a worker process:\n{replies}")
             answers[index] = [_tensors(reply) for reply in replies]
             missing[pipe].discard(index)
             if not missing[pipe]:

@@ -47,7 +47,7 @@ class Task(ABC):
         return F.cross_entropy(outputs, targets)
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``(n,)`` bool: which samples the model gets right. Outputs that are not finite are wrong, whatever argmax says."""
+        """``(n,)`` bool: which samples the model gets right; outputs that are not finite are wrong."""
         return (outputs.argmax(1) == targets) & outputs.isfinite().all(1)
 
     def init(self, seed: int) -> State:

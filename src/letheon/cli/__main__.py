@@ -1,0 +1,7 @@
+"""``python -m letheon.cli``."""
+
+from __future__ import annotations
+
+from letheon.cli import main
+
+main()

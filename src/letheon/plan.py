@@ -1,0 +1,228 @@
+"""What an experiment will cost: rounds, samples, FLOPs, bytes and disk, exactly; time, as an estimate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from letheon.calibration import Pace, calibrate
+from letheon.curve import Point
+from letheon.experiment import Experiment
+from letheon.journal import KEPT, save_state
+from letheon.middleware import Cost, DryRun, Excluding, Metered
+from letheon.phase import Phase, State
+from letheon.pipeline import continued_phases, training_phases
+from letheon.runtimes.inprocess import available_cores
+from letheon.tasks.population import Population, populate
+from letheon.work import Federation, Reply, Work
+
+COUNTED = ("rounds", "samples", "flops", "bytes_down", "bytes_up")
+"""What is counted exactly, as ``Cost`` and ``PhasePlan`` name it."""
+REPORT_BYTES, REPORT_POINT_BYTES = 150_000, 400
+"""Allowance for the report and its tables, at all and for each point of a curve; the rest of the disk is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """One phase of one stage.
+
+    Attributes:
+        phase: its name.
+        steps: how often its step is repeated; also the points it adds to the curve.
+        rounds: round trips to the clients; a step at the server alone has none.
+        samples: samples that pass through a model at clients.
+        flops: 2 for each multiply-accumulate; of the phase ``amplify``, which may stop early, an upper bound.
+        bytes_down: sent to clients.
+        bytes_up: sent by clients.
+        seconds: estimate, evaluation and journal included.
+        is_exact: whether the counts hold to the last byte; else the method searches, and they are what the longest
+            search takes.
+    """
+
+    phase: str
+    steps: int
+    rounds: int
+    samples: float
+    flops: float
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage: ``origin``, or ``unlearn`` and ``continue`` of a method."""
+
+    stage: str
+    phases: tuple[PhasePlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The price of an experiment.
+
+    Attributes:
+        digest: of the experiment.
+        stages: in the order in which they run.
+        total: the sum over all phases.
+        disk_bytes: size of the run folder at the end.
+        disk_peak_bytes: its largest size on the way, with the journal of one stage.
+        workers: clients trained at a time, as the estimate of time takes it.
+        notes: what the population says of itself.
+    """
+
+    digest: str
+    stages: tuple[StagePlan, ...]
+    total: PhasePlan
+    disk_bytes: int
+    disk_peak_bytes: int
+    workers: int
+    notes: tuple[str, ...]
+
+
+def plan(experiment: Experiment, *, workers: int | None = None) -> Plan:
+    """Price ``experiment`` without training it.
+
+    The first two steps of each phase run against a federation that answers at once with zeros of the true sizes. Time
+    comes from some training steps, an evaluation and a journal entry, timed on this machine in about a second.
+
+    Args:
+        experiment: what to price.
+        workers: clients trained at a time; all cores by default.
+    """
+    task = experiment.task
+    population = populate(
+        task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
+    )
+    workers = workers or available_cores()
+    pace = calibrate(experiment, population, workers)
+    pricing = _Pricing(DryRun(_sizes(population), task), population.request.id, pace)
+    disk, stages = _Disk(experiment, population), []
+    origin = state = task.init(experiment.seed)
+    for name, phases in stages_of(experiment):
+        start = origin if name.endswith(".unlearn") else state
+        state, priced = pricing.stage(phases, start, admitted=name != "origin")
+        origin = state if name == "origin" else origin
+        disk.add(state, priced)
+        stages.append(StagePlan(name, priced))
+    total = summed([phase for stage in stages for phase in stage.phases])
+    return Plan(experiment.digest, tuple(stages), total, disk.kept, disk.peak, workers, population.notes)
+
+
+def stages_of(experiment: Experiment) -> list[tuple[str, list[Phase]]]:
+    """All stages of a run by name, with their phases, in the order in which they run."""
+    start = experiment.task.init(experiment.seed)
+    stages = [("origin", training_phases(experiment))]
+    for label, method in experiment.methods.items():
+        stages.append((f"{label}.unlearn", list(method.phases(start, experiment.task))))
+        stages.append((f"{label}.continue", continued_phases(experiment)))
+    return stages
+
+
+def summed(phases: Sequence[PhasePlan]) -> PhasePlan:
+    """The sum over phases."""
+    total = {name: sum(getattr(phase, name) for phase in phases) for name in ("steps", *COUNTED, "seconds")}
+    return PhasePlan("total", **total, is_exact=all(phase.is_exact for phase in phases))
+
+
+def _sizes(population: Population) -> dict[str, dict[str, int]]:
+    """For each client, how many samples each part has."""
+    sizes = {}
+    for name, data in population.clients.items():
+        forget = int(population.request.mask(name, data).sum())
+        sizes[name] = {"all": len(data), "forget": forget, "retain": len(data) - forget}
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Pricing:
+    """Prices stages with the federations that a run has, over one that trains nothing."""
+
+    dry: DryRun
+    request: str
+    pace: Pace
+
+    def stage(self, phases: Sequence[Phase], start: State, *, admitted: bool) -> tuple[State, tuple[PhasePlan, ...]]:
+        """The state with everything that the stage keeps, and each phase's price."""
+        state, priced = start, []
+        for phase in phases:
+            after, cost = self.phase(phase, state, admitted=admitted, later=1.0)
+            _, other = self.phase(phase, state, admitted=admitted, later=0.0)
+            state = after
+            priced.append(self._planned(phase, cost, other))
+        return replace(state, scratch={}), tuple(priced)
+
+    def phase(self, phase: Phase, state: State, *, admitted: bool, later: float) -> tuple[State, Cost]:
+        """The first step, and the second one for all that follow: what is asked once is counted once."""
+        meter = Metered(_Judged(self.dry, later))
+        federation: Federation = Excluding(meter, request=self.request) if admitted else meter
+        for t in range(min(2, phase.rounds)):
+            state = phase.step(federation, state, t)
+            meter.observe(str(t), 1, state)
+        return state, _repeated(meter.phases, phase.rounds)
+
+    def _planned(self, phase: Phase, one: Cost, other: Cost) -> PhasePlan:
+        most = {name: max(getattr(one, name), getattr(other, name)) for name in COUNTED}
+        least = {name: min(getattr(one, name), getattr(other, name)) for name in COUNTED}
+        seconds = self.pace.seconds(most["flops"], phase.rounds)
+        return PhasePlan(phase.name, phase.rounds, **most, seconds=seconds, is_exact=most == least)
+
+
+@dataclass
+class _Judged:
+    """A federation that finds the first model it evaluates perfect, and all later ones as good as ``later`` says.
+
+    Both extremes of a search along a step: the model that always passes and the one that never does.
+    """
+
+    inner: DryRun
+    later: float
+    evaluations: int = 0
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        accuracy = self.later if self.evaluations else 1.0
+        self.evaluations += any(work.kind == "evaluate" for work in works)
+        for reply in self.inner.run(*works):
+            yield replace(reply, metrics={**reply.metrics, "accuracy": accuracy})
+
+
+def _repeated(steps: Sequence[Cost], rounds: int) -> Cost:
+    """The first step once, the last one for all others."""
+    total = Cost("")
+    for name in COUNTED:
+        first, last = getattr(steps[0], name), getattr(steps[-1], name)
+        setattr(total, name, first + (rounds - 1) * last)
+    return total
+
+
+class _Disk:
+    """Adds up what stages leave on disk."""
+
+    def __init__(self, experiment: Experiment, population: Population) -> None:
+        self.kept = REPORT_BYTES
+        self.peak = REPORT_BYTES
+        self._point = _point_bytes(experiment, population)
+
+    def add(self, state: State, phases: Sequence[PhasePlan]) -> None:
+        """A stage: while it runs, one journal entry more than is kept; then its result and, twice, its model.
+
+        The second copy of the model is the one for the user; the first is what other runs reuse.
+        """
+        points = 1 + sum(phase.steps for phase in phases)
+        entry = len(save_state(state, {})) + points * self._point
+        self.peak = max(self.peak, self.kept + (KEPT + 1) * entry)
+        final = State(state.params, state.buffers, state.memory)
+        self.kept += 2 * len(save_state(final, {})) + points * (self._point + REPORT_POINT_BYTES)
+        self.peak = max(self.peak, self.kept)
+
+
+def _point_bytes(experiment: Experiment, population: Population) -> int:
+    """One point of a curve as it is written."""
+    bits = "0" * (2 * -(-population.forget_size // 8))
+    counts = (10_000,) * experiment.task.classes
+    attack = None if population.triggered_test is None else 10_000
+    share = 100 / 3
+    point = Point("continue", 100, share, share, share, bits, counts, attack)
+    return len(json.dumps(asdict(point), indent=4))

@@ -1,0 +1,151 @@
+"""Checks under disturbance: interrupted rounds, missing, late and broken replies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from letheon import config, tree
+from letheon.errors import RoundError
+from letheon.journal import DiskJournal
+from letheon.methods.base import Method
+from letheon.middleware import Excluding, Quorum
+from letheon.phase import State
+from letheon.request import Part, Scope
+from letheon.testing.scene import RETAINED, Altered, Scene, Watch, Wrap, demand, digest, same, small
+from letheon.work import Federation, Reply, Work
+
+Change = Callable[[int, Work, Reply], Reply | None]
+
+
+class _Stopped(Exception):
+    """What interrupts a run."""
+
+
+class _Stop:
+    """Interrupts a run after a number of rounds, before the last of them is saved."""
+
+    def __init__(self, rounds: int) -> None:
+        self._left = rounds
+
+    def observe(self, phase: str, done: int, state: State) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise _Stopped
+
+
+def resumes_bit_for_bit(method: Method, scope: Scope) -> None:
+    """Interrupted in every round and resumed each time as if by a new process, the run ends with the same bits."""
+    scene = small(scope, norm=True)
+    expected = digest(scene.reference(method).end)
+    with TemporaryDirectory() as folder:
+        end = _resumed(scene, method, Path(folder), stop=1)
+        demand(end is None, "has no round that could be interrupted")
+        while end is None:
+            end = _resumed(scene, method, Path(folder), stop=2)
+    demand(digest(end) == expected, "resumed runs differ from an unbroken one; what a round needs belongs in the State")
+
+
+def _resumed(scene: Scene, method: Method, folder: Path, *, stop: int) -> State | None:
+    """The end, or None if the run was interrupted in round ``stop`` of this attempt; that round is lost."""
+    fresh = config.build(Method, config.plain(method), "conformance", resolve={Method: lambda _: type(method)})  # type: ignore[type-abstract]
+    journal = DiskJournal(folder, owner="conformance")
+    with scene.runtime() as runtime:
+        try:
+            return scene.drive(fresh, scene.guarded(runtime), journal=journal, observers=[_Stop(stop).observe])
+        except _Stopped:
+            return None
+
+
+def empty_cohorts_are_refused(method: Method, scope: Scope) -> None:
+    """If no client answers for a part that the method asks for, the round is refused; it never counts as done."""
+    scene = small(scope, norm=True)
+    for part in scene.reference(method).asked():
+        for quorum in (Quorum, same):
+            with scene.runtime() as runtime:
+                federation = Excluding(quorum(Altered(runtime, _without(part))), request=scene.request.id)
+                _demand_refused(scene, method, federation, f"no client holds part {part!r}")
+
+
+def missing_replies_are_survived_or_refused(method: Method, scope: Scope) -> None:
+    """A round goes on without one retained client; with nothing but errors for a part it is refused."""
+    scene = small(scope, norm=True)
+    end = scene.run(method, inside=lambda inner: Altered(inner, _without_one))
+    demand(tree.is_finite(end.params), f"the model is not finite when client {RETAINED} does not answer")
+    for part, calls in scene.reference(method).asked().items():
+        for at in sorted({calls[0], calls[-1]}):
+            with scene.runtime() as runtime:
+                federation = scene.guarded(Altered(runtime, _failing(part, at)))
+                _demand_refused(scene, method, federation, f"every reply on {part!r} to request {at} is an error")
+
+
+def nan_replies_do_no_harm(method: Method, scope: Scope) -> None:
+    """A client whose update or weight is NaN counts as missing; a NaN among its metrics spoils no model."""
+    scene = small(scope, norm=True)
+    missing = digest(scene.run(method, inside=_altering(_gone)))
+    end = scene.run(method, inside=_altering(_nan_reply))
+    demand(digest(end) == missing, "a client whose update or weight is NaN changes the result, although quarantined")
+    try:
+        end = scene.run(method, inside=_altering(_nan_metrics))
+    except RoundError as error:
+        raise AssertionError(f"a NaN among one client's metrics ends the run: {error}") from error
+    finite = tree.is_finite(end.params) and tree.is_finite(end.buffers)
+    demand(finite, "a NaN among one client's metrics makes the model NaN")
+
+
+def _demand_refused(scene: Scene, method: Method, federation: Federation, what: str) -> None:
+    watch, start = Watch(), scene.start(method)
+    watch.note("the start", start)
+    try:
+        scene.drive(method, federation, start=start, observers=[watch.observe])
+    except RoundError:
+        watch.demand_untouched()  # the old model is kept
+        return
+    raise AssertionError(f"goes on although {what}; let the RoundError through, the old model is kept")
+
+
+def _without(part: Part) -> Change:
+    return lambda call, work, reply: None if work.part == part else reply
+
+
+def _failing(part: Part, at: int) -> Change:
+    def change(call: int, work: Work, reply: Reply) -> Reply:
+        is_hit = call == at and work.part == part
+        return Reply(reply.work, reply.client, {}, error="out of order") if is_hit else reply
+
+    return change
+
+
+def _without_one(call: int, work: Work, reply: Reply) -> Reply | None:
+    return None if reply.client == RETAINED and work.part == "retain" else reply
+
+
+def _altering(spoil: Callable[[int, Reply], Reply | None]) -> Wrap:
+    """Spoils the updates of one retained client; its replies without tensors are let alone."""
+
+    def change(call: int, work: Work, reply: Reply) -> Reply | None:
+        is_hit = reply.client == RETAINED and work.part == "retain" and reply.tensors
+        return spoil(call, reply) if is_hit else reply
+
+    return lambda inner: Altered(inner, change)
+
+
+def _gone(call: int, reply: Reply) -> None:
+    return None
+
+
+def _nan_reply(call: int, reply: Reply) -> Reply:
+    """A NaN in the weight in every other call, in the update otherwise."""
+    if call % 2:
+        return replace(reply, weight=math.nan)
+    name = next(iter(reply.tensors))
+    spoilt = reply.tensors[name].clone()
+    spoilt.view(-1)[0] = math.nan
+    return replace(reply, tensors=reply.tensors | {name: spoilt})
+
+
+def _nan_metrics(call: int, reply: Reply) -> Reply:
+    return replace(reply, metrics=dict.fromkeys(reply.metrics, math.nan))

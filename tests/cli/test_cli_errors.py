@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from letheon.cli import main
+from letheon.errors import ConfigError
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("word", ["run", "plan"])
+def test_an_unknown_key_is_refused_with_a_suggestion_and_without_traceback(
+    word: str, place: Path, command: Command
+) -> None:
+    code, out, err = command(word, place / "tiny.toml", "--set", "train_round=2")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: tiny.toml: train_round: unknown key; did you mean 'train_rounds'?")
+    assert "Traceback" not in err
+
+
+def test_an_unknown_method_is_refused_with_a_suggestion(place: Path, command: Command) -> None:
+    code, _, err = command("plan", place / "tiny.toml", "--set", "method=leteh")
+    assert code == 2
+    assert "did you mean 'lethe'?" in err
+
+
+def test_debug_shows_where_an_error_comes_from(place: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a dotted key"):
+        main(["plan", str(place / "tiny.toml"), "--set", "nonsense", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "nowhere.toml"], "error: nowhere.toml: no such file"),
+        (["compare", "nowhere"], "error: nowhere: no run here"),
+        (["report", "nowhere"], "error: nowhere: no run here"),
+        (["compare", "nowhere", "--json", "--csv"], "choose one of --json, --csv and --markdown"),
+        (["run", "tiny.toml", "--workers", "0"], "--workers"),
+        (["rnu"], "run"),
+    ],
+)
+def test_what_cannot_be_used_is_named_on_stderr_and_ends_with_code_2(
+    words: list[str], told: str, command: Command
+) -> None:
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "Traceback" not in err
+
+
+def test_a_finished_run_is_not_run_again_unasked(place: Path, run_folder: Path, command: Command) -> None:
+    code, out, err = command("run", place / "tiny.toml", "--set", "seed=3", "--out", run_folder, "--quiet")
+    assert (code, out) == (2, "")
+    assert "--resume" in err
+
+
+def test_a_folder_of_another_experiment_is_refused(place: Path, run_folder: Path, command: Command) -> None:
+    code, _, err = command("run", place / "tiny.toml", "--set", "seed=4", "--out", run_folder, "--resume")
+    assert code == 2
+    assert "choose another --out" in err

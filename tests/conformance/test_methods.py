@@ -1,0 +1,39 @@
+"""Every listed method conforms at every scope that it claims, and so do the variants that its settings offer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from letheon import config, registry
+from letheon.methods.base import Method
+from letheon.request import Scope
+from letheon.testing import STATISTICAL, check_method, method_checks
+
+VARIANTS: list[dict[str, Any]] = [
+    {"name": "lethe", "preset": "strict_paper"},
+    {"name": "lethe", "adapter": False, "layer": "module", "gamma": {"kind": "clipped", "value": 0.5}},
+    {"name": "lethe", "restore_rounds": 0, "literal": True},
+    {"name": "lethe", "search": {}},
+    {"name": "puf", "form": "regular", "rate": 5.0},
+    {"name": "not", "tensors": ["fc1.weight", "fc1.bias"], "rounds": 2},
+    {"name": "retrain", "rounds": 1, "init_seed": 7, "local": {"optimizer": "adamw", "lr": 0.01, "steps": 3}},
+]
+WORTHWHILE = ("config", "same-twice", "client-order", "start-untouched", "plan", "buffers", "nothing-kept", "resume")
+
+
+@pytest.mark.parametrize(("name", "scope", "check"), list(method_checks()))
+def test_a_listed_method_conforms(name: str, scope: Scope, check: str) -> None:
+    method: type[Method] = registry.get("method", name)
+    reason = check_method(method(), scope, check)
+    if reason:
+        pytest.xfail(reason)
+
+
+@pytest.mark.parametrize("check", WORTHWHILE)
+@pytest.mark.parametrize("table", VARIANTS, ids=repr)
+def test_a_variant_of_a_method_conforms(table: dict[str, Any], check: str) -> None:
+    assert check not in STATISTICAL
+    method: Method = config.build(Method, table, "variant")  # type: ignore[type-abstract]
+    assert check_method(method, "class", check) == ""
