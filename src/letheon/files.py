@@ -77,11 +77,12 @@ def read_sealed(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text())
+        is_whole = isinstance(content, dict) and content.pop("sha256", None) == _seal(content)
     except (OSError, ValueError) as error:
         raise JournalError(f"{path}: unreadable or incomplete ({error})") from error
-    if not isinstance(content, dict) or content.pop("sha256", None) != _seal(content):
+    if not is_whole:
         raise JournalError(f"{path}: checksum differs; the file was altered after it was written")
-    return content
+    return dict(content)
 
 
 def _text(content: Any) -> str:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
-
-from letheon import config, tree
+from letheon import config
 from letheon.client import Client
 from letheon.curve import Curve, Evaluator, Point
 from letheon.errors import ConfigError, MethodError
 from letheon.experiment import Experiment
 from letheon.files import write_json
+from letheon.folder import EXPERIMENT, claim, described, read, stages, versions
 from letheon.methods.base import Method, fedavg
 from letheon.middleware import Excluding, Metered, Quorum
 from letheon.phase import Phase, State
@@ -105,7 +101,7 @@ def run(
     Raises:
         ConfigError: the folder holds another experiment, or this one and ``resume`` is not set.
     """
-    _claim(folder, experiment, cache=cache, resume=resume)
+    claim(folder, experiment, cache=cache, resume=resume)
     population = populate(
         experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
     )
@@ -118,13 +114,13 @@ def run(
                 population,
                 runtime=runtime,
                 evaluate=evaluate,
-                stages=cache or folder / "stages",
+                stages=stages(folder, cache, versions()),
                 listener=listener or Silent(),
             )
             result = life.whole(folder)
         finally:
             evaluate.close()
-    write_json(folder / "population.json", _described(experiment, population))
+    write_json(folder / "population.json", described(experiment, population))
     return result
 
 
@@ -134,18 +130,21 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
     Raises:
         ConfigError: there is no run, or it is not complete.
     """
-    path = folder / "experiment.json"
+    path = folder / EXPERIMENT
     if not path.is_file():
         raise ConfigError(f"{folder}: no run here (experiment.json is missing); give a folder that `letheon run` wrote")
-    written = _written(path)
+    written = read(path)
     experiment = config.build(Experiment, written["experiment"], str(path))
-    stages = cache or Path(written.get("cache") or folder / "stages")
+    if experiment.digest != written["digest"]:
+        raise ConfigError(f"{path}: was edited, the experiment is not the one that was run; restore the file")
+    recorded = Path(written["cache"]) if "cache" in written else None
+    place = stages(folder, cache or recorded, written["versions"])
     population = populate(
         experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
     )
     outcomes = {}
     for name, owner in owners(experiment).items():
-        outcome = finished(stages / stage_folder(name, owner), owner)
+        outcome = finished(place / stage_folder(name, owner), owner)
         if outcome is None:
             raise ConfigError(f"{folder}: stage {name} is not complete; finish the run with --resume")
         outcomes[name] = outcome
@@ -260,66 +259,3 @@ def _stage_seed(seed: int, name: str) -> int:
     """
     kind = name.rsplit(".", 1)[-1]
     return int.from_bytes(hashlib.sha256(f"{seed}|{kind}".encode()).digest()[:8], "big") >> 1
-
-
-def _claim(folder: Path, experiment: Experiment, *, cache: Path | None, resume: bool) -> None:
-    """Make the folder this experiment's, or refuse."""
-    path = folder / "experiment.json"
-    if path.is_file():
-        found = _written(path)["digest"]
-        if found != experiment.digest:
-            raise ConfigError(
-                f"{folder}: holds run {found}, this experiment is {experiment.digest}; choose another --out"
-            )
-        if not resume:
-            raise ConfigError(
-                f"{folder}: holds this very run; continue or reuse it with --resume, or choose another --out"
-            )
-        return
-    content = {"digest": experiment.digest, "experiment": config.plain(experiment), "versions": versions()}
-    write_json(path, content | ({"cache": str(cache.resolve())} if cache else {}))
-
-
-def _written(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        if {"digest", "experiment"} <= content.keys():
-            return content
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError):
-        pass
-    raise ConfigError(f"{path}: damaged, or not written by `letheon run`; choose another folder, or remove this one")
-
-
-def versions() -> dict[str, str]:
-    """What the numbers depend on besides the experiment."""
-    return {
-        "letheon": version("letheon"),
-        "torch": torch.__version__,
-        "numpy": version("numpy"),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-
-
-def _described(experiment: Experiment, population: Population) -> dict[str, Any]:
-    """The population in numbers; no sample is listed."""
-    classes = experiment.task.classes
-    labels, request = label_counts(population, classes), population.request
-    return {
-        "request": {"id": request.id, "scope": request.scope, "client": request.client},
-        "forget_size": population.forget_size,
-        "client_sizes": {name: len(data) for name, data in sorted(population.clients.items())},
-        "retained_labels": labels,
-        "test_counts": torch.bincount(population.test.targets, minlength=classes).tolist(),
-        "triggered_test": len(population.triggered_test) if population.triggered_test is not None else None,
-        "parameters": tree.count(experiment.task.init(0).params),
-        "notes": list(population.notes),
-    }
-
-
-def label_counts(population: Population, classes: int) -> dict[str, list[int]]:
-    """For each client, how many retained samples it has of each class."""
-    return {
-        name: torch.bincount(population.request.select(name, data, "retain").targets, minlength=classes).tolist()
-        for name, data in sorted(population.clients.items())
-    }

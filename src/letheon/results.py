@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from letheon.curve import Point, bits_of
+from letheon.folder import label_counts
 from letheon.metrics.interval import share
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.resurfacing import resurfacing, unsuccessful
@@ -18,7 +19,7 @@ from letheon.metrics.retention import Bits, continued_retention, retention
 from letheon.metrics.utility import collapsed, utility, worst_class, worst_client
 from letheon.metrics.verdict import Verdict, verdict, void_reasons
 from letheon.middleware import Cost
-from letheon.pipeline import Run, label_counts
+from letheon.pipeline import Run
 from letheon.stage import Outcome
 
 CONTROL = "fine-tuning"

@@ -59,6 +59,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "events": outcome.events,
         "alignments": outcome.alignments,
         "diverged": outcome.diverged,
+        "amplified": outcome.amplified,
     }
 
 

@@ -84,7 +84,7 @@ def test_no_bit_can_be_flipped_unnoticed(tmp_path: Path) -> None:
         damaged = bytearray(content)
         damaged[at] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        with pytest.raises(JournalError, match="truncated or not a state file|checksum differs"):
+        with pytest.raises(JournalError, match=r"truncated or not a state file|checksum differs"):
             load_state(path)
 
 

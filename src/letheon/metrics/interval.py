@@ -24,7 +24,8 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     share, z2 = correct / n, Z95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 / (1 + z2 / n) * (share * (1 - share) / n + z2 / (4 * n * n)) ** 0.5
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At the ends the two terms are equal but for rounding.
+    return 0.0 if correct == 0 else max(0.0, centre - half), 1.0 if correct == n else min(1.0, centre + half)
 
 
 def share(correct: int, n: int) -> Measurement:

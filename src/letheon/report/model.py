@@ -10,9 +10,10 @@ from typing import Any
 from letheon import config, tree
 from letheon.errors import JournalError
 from letheon.experiment import Experiment
+from letheon.folder import EXPERIMENT, versions
 from letheon.methods.retrain import Retrain
 from letheon.metrics import VERSIONS
-from letheon.pipeline import Run, owners, versions
+from letheon.pipeline import Run, owners
 from letheon.report.alignment import Alignments, alignments
 from letheon.report.curves import Curves, curves
 from letheon.report.toml import as_toml
@@ -258,7 +259,7 @@ def _versions(run: Run) -> list[Fact]:
 
 def _software(run: Run) -> Mapping[str, str]:
     """The versions that the run was begun with; today's if its folder does not say."""
-    path = run.folder / "experiment.json"
+    path = run.folder / EXPERIMENT
     if not path.is_file():
         return versions()
     try:

@@ -1,0 +1,105 @@
+"""The run folder: whose it is, what the numbers depend on, and what a population looks like in numbers."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from letheon import config, tree
+from letheon.errors import ConfigError
+from letheon.experiment import Experiment
+from letheon.files import write_json
+from letheon.tasks.population import Population
+
+EXPERIMENT = "experiment.json"
+
+
+def claim(folder: Path, experiment: Experiment, *, cache: Path | None, resume: bool) -> None:
+    """Make the folder this experiment's.
+
+    Raises:
+        ConfigError: it holds another experiment, or this one and ``resume`` is not set, or this one begun with other
+            versions of the software, whose numbers cannot be continued bit for bit.
+    """
+    path = folder / EXPERIMENT
+    if not path.is_file():
+        content = {"digest": experiment.digest, "experiment": config.plain(experiment), "versions": versions()}
+        write_json(path, content | ({"cache": str(cache.resolve())} if cache else {}))
+        return
+    content = read(path)
+    found, changed = content["digest"], _changed(content["versions"])
+    if found != experiment.digest:
+        raise ConfigError(f"{folder}: holds run {found}, this experiment is {experiment.digest}; choose another --out")
+    if not resume:
+        raise ConfigError(
+            f"{folder}: holds this very run; continue or reuse it with --resume, or choose another --out"
+        )
+    if changed:
+        raise ConfigError(f"{folder}: was begun with {changed}; use those versions, or choose another --out")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What ``claim`` wrote.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        if {"digest", "experiment", "versions"} <= content.keys():
+            return content
+    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError):
+        pass
+    raise ConfigError(f"{path}: damaged, or not written by `letheon run`; choose another folder, or remove this one")
+
+
+def _changed(before: Mapping[str, str]) -> str:
+    """What decides the bits and is not as it was."""
+    now = versions()
+    deciding = [name for name in ("letheon", "torch") if before.get(name) != now[name]]
+    return ", ".join(f"{name} {before.get(name)} (now {now[name]})" for name in deciding)
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on besides the experiment."""
+    return {
+        "letheon": version("letheon"),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+
+
+def stages(folder: Path, cache: Path | None, used: Mapping[str, str]) -> Path:
+    """Where a run keeps its stages; in a cache each combination of versions has a shelf of its own."""
+    return cache / f"letheon-{used['letheon']}-torch-{used['torch']}" if cache else folder / "stages"
+
+
+def described(experiment: Experiment, population: Population) -> dict[str, Any]:
+    """The population in numbers; no sample is listed."""
+    classes, request = experiment.task.classes, population.request
+    return {
+        "request": {"id": request.id, "scope": request.scope, "client": request.client},
+        "forget_size": population.forget_size,
+        "client_sizes": {name: len(data) for name, data in sorted(population.clients.items())},
+        "retained_labels": label_counts(population, classes),
+        "test_counts": torch.bincount(population.test.targets, minlength=classes).tolist(),
+        "triggered_test": len(population.triggered_test) if population.triggered_test is not None else None,
+        "parameters": tree.count(experiment.task.init(0).params),
+        "notes": list(population.notes),
+    }
+
+
+def label_counts(population: Population, classes: int) -> dict[str, list[int]]:
+    """For each client, how many retained samples it has of each class."""
+    return {
+        name: torch.bincount(population.request.select(name, data, "retain").targets, minlength=classes).tolist()
+        for name, data in sorted(population.clients.items())
+    }

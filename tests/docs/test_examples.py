@@ -1,0 +1,103 @@
+"""What the documentation shows works as shown."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from letheon import config, pipeline
+from letheon.experiment import Experiment
+from letheon.metrics.verdict import GENERALISES, LEARNT, RESURFACING_LIMIT, UNKNOWN, UTILITY_LIMIT
+from letheon.results import Results
+from letheon.tasks.partition import Partition
+from letheon.tasks.population import Target
+from letheon.tasks.trigger import Trigger
+from letheon.tasks.vision import Digits
+from letheon.training import Local
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def shown() -> Any:
+    """The module that docs/add-a-method.md shows."""
+    module = ModuleType("shown_in_the_docs")
+    sys.modules[module.__name__] = module
+    exec(blocks(ROOT / "docs" / "add-a-method.md", "python")[0], module.__dict__)
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_the_method_in_the_docs_runs(shown: Any, tmp_path: Path) -> None:
+    experiment = Experiment(
+        Digits(),
+        shown.Shrink(rounds=1),
+        clients=4,
+        partition=Partition("iid"),
+        request=Target(min_forget=20, trigger=Trigger(size=2, margin=0)),
+        local=Local(lr=0.05),
+        train_rounds=2,
+        continue_rounds=1,
+    )
+    rows = Results(pipeline.run(experiment, tmp_path)).rows()
+    assert [row["method"] for row in rows] == ["retrain", "shrink"]
+
+
+def test_the_readme_shows_a_valid_experiment() -> None:
+    table = tomllib.loads(blocks(ROOT / "README.md", "toml")[0])
+    experiment = config.build(Experiment, table, "README.md")
+    assert [*experiment.methods] == ["retrain", "lethe", "fine-tuning", "not", "puf"]
+
+
+def test_the_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = blocks(ROOT / "README.md", "python")[0]
+    asked: list[Path] = []
+
+    def loaded(path: Path) -> Experiment:
+        asked.append(path)
+        small = Experiment(Digits(), replace(original(ROOT / path).method, rounds=1, restore_rounds=1))
+        target = Target(min_forget=20, trigger=Trigger(size=2, margin=0))
+        return replace(small, clients=4, request=target, train_rounds=2, continue_rounds=1)
+
+    original = Experiment.load
+    monkeypatch.setattr(Experiment, "load", loaded)
+    monkeypatch.chdir(tmp_path)
+    exec(source, {})
+    assert asked == [Path("experiments/demo.toml")]
+    assert (tmp_path / "runs" / "mine" / "experiment.json").is_file()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.name)
+def test_every_experiment_file_is_valid(path: Path) -> None:
+    assert Experiment.load(path).methods
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_inside_the_project_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_metrics_page_states_the_thresholds_in_force() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for said in (
+        f"under {LEARNT:.0f} %",
+        f"over {UNKNOWN:.0f} %",
+        f"under {GENERALISES:.0f} %",
+        f"RR is at most {RESURFACING_LIMIT:.0f} %",
+        f"at most {UTILITY_LIMIT:.0f} points below",
+    ):
+        assert said in text, said
