@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -41,6 +42,7 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {}
+LARGEST_LOSS = 1e30
 
 
 def client_work(name: str, cost: Cost, *, answers: Answers = "params") -> Callable[[Do], Do]:
@@ -142,7 +144,7 @@ def _train(client: Client, work: Work, data: Data, module: nn.Module, seed: int)
     with attached(module, client.task.head, work.extras):
         loss = train(module, client.task.loss, data, local, seed=seed)
     update = tree.sub(params_of(module), work.params)
-    return Reply(0, client.name, update, buffers_of(module), metrics={"loss": loss})
+    return Reply(0, client.name, update, buffers_of(module), metrics={"loss": finite(loss)})
 
 
 def _amplify_cost(task: Task, work: Work, n: int) -> dict[str, float]:
@@ -158,7 +160,12 @@ def _amplify(client: Client, work: Work, data: Data, module: nn.Module, seed: in
     features = penultimate(module, task.head, data.inputs)
     head = module.get_submodule(task.head)
     tensors, steps, reached = ascend(adapter, head, task.loss, features, data.targets, start=work.extras, seed=seed)
-    return Reply(0, client.name, tensors, metrics={"steps": steps, "reached": reached})
+    return Reply(0, client.name, tensors, metrics={"steps": steps, "reached": finite(reached)})
+
+
+def finite(loss: float) -> float:
+    """A loss as a number that can be averaged: a model far gone is very bad, not NaN."""
+    return LARGEST_LOSS if math.isnan(loss) else min(loss, LARGEST_LOSS)
 
 
 def _seen(work: Work, n: int) -> int:
@@ -187,5 +194,5 @@ def _evaluate(client: Client, work: Work, data: Data, module: nn.Module, seed: i
         loss += client.task.loss(outputs, targets).item() * len(targets)
     outcomes = torch.cat(correct)
     tensors = {"correct": outcomes} if work.options.get("detail") else {}
-    metrics = {"loss": loss / seen, "accuracy": float(outcomes.double().mean())}
+    metrics = {"loss": finite(loss / seen), "accuracy": float(outcomes.double().mean())}
     return Reply(0, client.name, tensors, metrics=metrics)

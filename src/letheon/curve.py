@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from letheon.client import Client
+from letheon.client import Client, finite
 from letheon.data import Data
 from letheon.phase import State
 from letheon.runtimes.inprocess import InProcess
@@ -82,7 +81,7 @@ class Evaluator:
             round,
             kr=100.0 * float(forget.double().mean()),
             mu=100.0 * float(test.double().mean()),
-            forget_loss=1e30 if math.isnan(loss) else min(loss / weight, 1e30),
+            forget_loss=finite(loss / weight),
             forget_bits=np.packbits(forget.numpy()).tobytes().hex(),
             test_correct=tuple(by_class.tolist()),
             attack=int(torch.cat(seen["triggered"]).sum()) if "triggered" in seen else None,

@@ -146,6 +146,9 @@ def _fault(work: Work, reply: Reply) -> str:
         return _NOT_FINITE
     if not 0.0 <= reply.weight < math.inf:
         return f"its weight is {reply.weight}"
+    broken = [name for name, value in reply.metrics.items() if not math.isfinite(value)]
+    if broken:
+        return f"its {broken[0]} is {reply.metrics[broken[0]]}"
     answers = KINDS[work.kind].answers if work.kind in KINDS else "free"
     expected = {"params": (work.params, work.buffers), "extras": (work.extras, {}), "free": None}[answers]
     if expected is not None:

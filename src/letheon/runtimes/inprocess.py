@@ -58,10 +58,9 @@ class InProcess:
         if self.workers < 1:
             raise ConfigError(f"workers: must be at least 1, got {workers}")
         task = self.clients[0].task
-        with torch.random.fork_rng(devices=[]):
-            module, draws = task.model(), task.draws
-            _ = task.flops  # kept by the task: forked workers would count anew in every round
-        self._pool: _Threads | _Forks = _Forks(module, self.workers) if draws else _Threads(module, self.workers)
+        _ = task.flops  # kept by the task: forked workers would count anew in every round
+        pool = _Forks if task.draws else _Threads
+        self._pool: _Threads | _Forks = pool(task.prototype(), self.workers)
 
     def run(self, *works: Work) -> Iterator[Reply]:
         messages = []

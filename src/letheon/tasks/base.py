@@ -57,12 +57,17 @@ class Task(ABC):
             module = self.model()
         return State(params_of(module), buffers_of(module))
 
+    def prototype(self) -> nn.Module:
+        """A new module, made without moving torch's global RNG: for its shape, not for its weights."""
+        with torch.random.fork_rng(devices=[]):
+            return self.model()
+
     @cached_property
     def layers(self) -> dict[str, tuple[str, ...]]:
         """Module name to the names of its own parameters, in forward order: what "layer" may mean in Eq. (9)."""
         groups = {
             name: tuple(f"{name}.{own}" if name else own for own, _ in module.named_parameters(recurse=False))
-            for name, module in self.model().named_modules()
+            for name, module in self.prototype().named_modules()
         }
         return {name: names for name, names in groups.items() if names}
 
@@ -73,15 +78,14 @@ class Task(ABC):
 
         sample = self.test().inputs[:1]
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            self.model().eval()(sample)
+            self.prototype().eval()(sample)
         return int(counter.get_total_flops())
 
     @cached_property
     def draws(self) -> bool:
         """Whether the model draws from torch's global RNG while training (Dropout and its kin)."""
-        return any(
-            isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU) for module in self.model().modules()
-        )
+        kinds = nn.modules.dropout._DropoutNd | nn.RReLU
+        return any(isinstance(module, kinds) for module in self.prototype().modules())
 
 
 def params_of(module: nn.Module) -> tree.Params:
