@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -20,20 +21,28 @@ from letheon.tasks.population import Population
 EXPERIMENT = "experiment.json"
 
 
-def claim(folder: Path, experiment: Experiment, *, cache: Path | None, resume: bool) -> None:
+def claim(folder: Path, experiment: Experiment, *, data: str, cache: Path | None, resume: bool) -> None:
     """Make the folder this experiment's.
 
+    Args:
+        folder: the run folder.
+        experiment: what is to be run.
+        data: digest of the data that it runs on.
+        cache: where the stages are kept, if not in the folder.
+        resume: whether a run that is there may be continued.
+
     Raises:
-        ConfigError: it holds another experiment, or this one and ``resume`` is not set, or this one begun with other
-            versions of the software, whose numbers cannot be continued bit for bit.
+        ConfigError: it holds another experiment, or this one and ``resume`` is not set, or this one begun on other data
+            or with other versions of the software, whose numbers cannot be continued bit for bit.
     """
     path = folder / EXPERIMENT
     if not path.is_file():
-        content = {"digest": experiment.digest, "experiment": config.plain(experiment), "versions": versions()}
-        write_json(path, content | ({"cache": str(cache.resolve())} if cache else {}))
+        content = {"digest": experiment.digest, "data": data, "versions": versions()}
+        content |= {"experiment": config.plain(experiment)} | ({"cache": str(cache.resolve())} if cache else {})
+        write_json(path, content)
         return
     content = read(path)
-    found, changed = content["digest"], _changed(content["versions"])
+    found, changed = content["digest"], _changed(content, data)
     if found != experiment.digest:
         raise ConfigError(f"{folder}: holds run {found}, this experiment is {experiment.digest}; choose another --out")
     if not resume:
@@ -41,7 +50,7 @@ def claim(folder: Path, experiment: Experiment, *, cache: Path | None, resume: b
             f"{folder}: holds this very run; continue or reuse it with --resume, or choose another --out"
         )
     if changed:
-        raise ConfigError(f"{folder}: was begun with {changed}; use those versions, or choose another --out")
+        raise ConfigError(f"{folder}: was begun with {changed}; go back to that, or choose another --out")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -52,17 +61,17 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
-        if {"digest", "experiment", "versions"} <= content.keys():
+        if {"digest", "data", "experiment", "versions"} <= content.keys():
             return content
     except (UnicodeDecodeError, json.JSONDecodeError, AttributeError):
         pass
     raise ConfigError(f"{path}: damaged, or not written by `letheon run`; choose another folder, or remove this one")
 
 
-def _changed(before: Mapping[str, str]) -> str:
+def _changed(content: Mapping[str, Any], data: str) -> str:
     """What decides the bits and is not as it was."""
-    now = versions()
-    deciding = [name for name in ("letheon", "torch") if before.get(name) != now[name]]
+    before, now = content["versions"] | {"data": content["data"]}, versions() | {"data": data}
+    deciding = [name for name in ("letheon", "torch", "data") if before.get(name) != now[name]]
     return ", ".join(f"{name} {before.get(name)} (now {now[name]})" for name in deciding)
 
 
@@ -77,9 +86,18 @@ def versions() -> dict[str, str]:
     }
 
 
-def stages(folder: Path, cache: Path | None, used: Mapping[str, str]) -> Path:
-    """Where a run keeps its stages; in a cache each combination of versions has a shelf of its own."""
-    return cache / f"letheon-{used['letheon']}-torch-{used['torch']}" if cache else folder / "stages"
+def stages(folder: Path, cache: Path | None, *, used: Mapping[str, str], data: str) -> Path:
+    """Where a run keeps its stages; in a cache each combination of versions and data has a shelf of its own."""
+    return cache / f"letheon-{used['letheon']}-torch-{used['torch']}-data-{data}" if cache else folder / "stages"
+
+
+def data_digest(population: Population) -> str:
+    """Names the data by content: who holds which samples, and the test set."""
+    total = hashlib.sha256()
+    for name, data in [*sorted(population.clients.items()), ("", population.test)]:
+        total.update(name.encode())
+        total.update(tree.digest({"inputs": data.inputs, "targets": data.targets, "ids": data.ids}).encode())
+    return total.hexdigest()[:16]
 
 
 def described(experiment: Experiment, population: Population) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from letheon.curve import Curve, Evaluator, Point
 from letheon.errors import ConfigError, MethodError
 from letheon.experiment import Experiment
 from letheon.files import write_json
-from letheon.folder import EXPERIMENT, claim, described, read, stages, versions
+from letheon.folder import EXPERIMENT, claim, data_digest, described, read, stages, versions
 from letheon.methods.base import Method, fedavg
 from letheon.middleware import Excluding, Metered, Quorum
 from letheon.phase import Phase, State
@@ -101,10 +101,11 @@ def run(
     Raises:
         ConfigError: the folder holds another experiment, or this one and ``resume`` is not set.
     """
-    claim(folder, experiment, cache=cache, resume=resume)
     population = populate(
         experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
     )
+    data = data_digest(population)
+    claim(folder, experiment, data=data, cache=cache, resume=resume)
     clients = [Client(name, data, experiment.task) for name, data in sorted(population.clients.items())]
     with InProcess(clients, workers=workers) as runtime:
         evaluate = Evaluator(experiment.task, population, workers=workers)
@@ -114,7 +115,7 @@ def run(
                 population,
                 runtime=runtime,
                 evaluate=evaluate,
-                stages=stages(folder, cache, versions()),
+                stages=stages(folder, cache, used=versions(), data=data),
                 listener=listener or Silent(),
             )
             result = life.whole(folder)
@@ -138,10 +139,12 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
     if experiment.digest != written["digest"]:
         raise ConfigError(f"{path}: was edited, the experiment is not the one that was run; restore the file")
     recorded = Path(written["cache"]) if "cache" in written else None
-    place = stages(folder, cache or recorded, written["versions"])
+    place = stages(folder, cache or recorded, used=written["versions"], data=written["data"])
     population = populate(
         experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
     )
+    if data_digest(population) != written["data"]:
+        raise ConfigError(f"{folder}: the data set is not the one that was run on; restore it to read this run")
     outcomes = {}
     for name, owner in owners(experiment).items():
         outcome = finished(place / stage_folder(name, owner), owner)

@@ -79,9 +79,11 @@ class Results:
     @cached_property
     def void(self) -> list[str]:
         """Why the run cannot rank methods; empty if it can."""
+        retrain = (self.run.unlearned[self.retrain], self.run.continued[self.retrain])
+        broken = [outcome.diverged for outcome in (self.run.origin, *retrain) if outcome.diverged]
         attack = self.attack(self.run.origin.points[-1])
         control = continued_retention(self.continued_bits(CONTROL), "max") if CONTROL in self.run.continued else None
-        return void_reasons(
+        return [f"the reference diverged: {reason}" for reason in broken] + void_reasons(
             number(self.kr_origin()),
             number(self.u_kr(self.retrain)),
             n=self.n,

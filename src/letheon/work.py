@@ -103,7 +103,7 @@ class _Sum:
         self.weight = 0.0
 
     def push(self, tensors: Mapping[str, Tensor], weight: float) -> None:
-        if self.total and tensors.keys() != self.total.keys():
+        if self.weight and tensors.keys() != self.total.keys():
             raise RoundError(f"average: replies name different tensors: {sorted(tensors.keys() ^ self.total.keys())}")
         for name, tensor in tensors.items():
             if name not in self.total:

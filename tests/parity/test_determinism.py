@@ -140,10 +140,7 @@ def test_evaluation_changes_nothing() -> None:
     evaluate.close()
 
 
-BUILDS_A_MODEL = pytest.mark.xfail(strict=True, reason="Task.layers builds a model outside of fork_rng")
-
-
-@pytest.mark.parametrize("method", [Lethe(restore_rounds=0), pytest.param(NoT(rounds=1), marks=BUILDS_A_MODEL)])
+@pytest.mark.parametrize("method", [Lethe(restore_rounds=0), NoT(rounds=1)])
 def test_a_caller_finds_its_random_state_and_its_threads_as_they_were(method: Method) -> None:
     # A task of its own: it has counted and listed nothing yet.
     experiment = replace(EXPERIMENT, task=Digits(), method=method, compare=())

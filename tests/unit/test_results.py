@@ -133,10 +133,6 @@ def test_a_method_that_diverged_is_collapsed_and_keeps_its_numbers() -> None:
     assert (row["verdict"], row["u_kr"], row["ct_kr_max"]) == ("fail", 0.0, 0.0)
 
 
-NOT_SAID = pytest.mark.xfail(strict=True, reason="Results.void does not ask whether Origin or Retrain diverged")
-
-
-@NOT_SAID
 def test_a_reference_that_diverged_makes_the_run_void() -> None:
     broken = replace(RETRAIN[0], diverged="left the numbers"), RETRAIN[1]
     assert results(retrain=broken).void

@@ -83,9 +83,12 @@ class Task(ABC):
 
     @cached_property
     def draws(self) -> bool:
-        """Whether the model draws from torch's global RNG while training (Dropout and its kin)."""
-        kinds = nn.modules.dropout._DropoutNd | nn.RReLU
-        return any(isinstance(module, kinds) for module in self.prototype().modules())
+        """Whether the model draws from torch's global RNG while training (Dropout and its kin): tried, not guessed."""
+        module = self.prototype().train()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.random.get_rng_state()
+            module(self.test().inputs[:2])
+            return not torch.equal(before, torch.random.get_rng_state())
 
 
 def params_of(module: nn.Module) -> tree.Params:
