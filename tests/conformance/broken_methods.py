@@ -17,8 +17,7 @@ from letheon.phase import Phase, State, Step
 from letheon.request import Scope
 from letheon.tasks.base import Task
 from letheon.training import Local
-from letheon.tree import Params
-from letheon.work import Federation, Reply, average
+from letheon.work import Federation, average
 
 
 @dataclass(frozen=True)
@@ -269,24 +268,6 @@ class NeedsEveryone(Broken):
     def step(self, federation: Federation, state: State, t: int) -> State:
         replies = {reply.client: reply for reply in federation.run(train_work(state, "retain", self.recipe, t))}
         return state.moved(average(replies[name] for name in ("east", "south", "west")).tensors)
-
-
-@dataclass(frozen=True)
-class ByLoss(Broken):
-    """Weights clients by the loss that they report; one NaN there is a NaN everywhere."""
-
-    name: ClassVar[str] = "by-loss"
-
-    def step(self, federation: Federation, state: State, t: int) -> State:
-        replies = list(federation.run(train_work(state, "retain", self.recipe, t)))
-        return state.moved(self.mean(replies))
-
-    def mean(self, replies: Sequence[Reply]) -> Params:
-        total = sum(reply.metrics["loss"] for reply in replies)
-        mean = tree.zeros_like(replies[0].tensors)
-        for reply in replies:
-            mean = tree.add(mean, reply.tensors, reply.metrics["loss"] / total)
-        return mean
 
 
 @dataclass(frozen=True)

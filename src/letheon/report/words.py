@@ -16,7 +16,7 @@ DOES_NOT_SHOW: tuple[str, ...] = (
     "data only; what happens after its last round is not known.",
     "Every share rests on the number of samples given with it. Intervals are at the 95 % level and cover the draw of "
     "samples, not the draw of seed, partition or client: one run is one seed. Where few samples are retained, an "
-    "interval is rough; where none is, a bootstrap interval has no width, and that is not certainty.",
+    "interval is rough.",
     f"The thresholds were fixed before any run: RR at most {RESURFACING_LIMIT:.0f} %, and MU at most "
     f"{UTILITY_LIMIT:.0f} points below Retrain's after continued training. They are conventions. A pass says that "
     "these numbers lie within them, on these data, and nothing about any law.",
