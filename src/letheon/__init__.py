@@ -20,6 +20,7 @@ __all__ = [
     "Phase",
     "Reply",
     "Request",
+    "Results",
     "State",
     "Task",
     "Work",
@@ -27,6 +28,7 @@ __all__ = [
     "average",
     "averages",
     "drive",
+    "fedavg",
     "run",
     "tree",
 ]
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
     from letheon.data import Data
     from letheon.errors import LetheonError
     from letheon.experiment import Experiment
-    from letheon.methods.base import Method
+    from letheon.methods.base import Method, fedavg
     from letheon.phase import Phase, State, drive
     from letheon.pipeline import run
     from letheon.request import Request
+    from letheon.results import Results
     from letheon.tasks.base import Task
     from letheon.training import Local
     from letheon.work import Federation, Reply, Work, average, averages
@@ -50,10 +53,11 @@ else:  # hidden from type checkers: a module-level __getattr__ would let every m
         "letheon.data": ("Data",),
         "letheon.errors": ("LetheonError",),
         "letheon.experiment": ("Experiment",),
-        "letheon.methods.base": ("Method",),
+        "letheon.methods.base": ("Method", "fedavg"),
         "letheon.phase": ("Phase", "State", "drive"),
         "letheon.pipeline": ("run",),
         "letheon.request": ("Request",),
+        "letheon.results": ("Results",),
         "letheon.tasks.base": ("Task",),
         "letheon.training": ("Local",),
         "letheon.work": ("Federation", "Reply", "Work", "average", "averages"),

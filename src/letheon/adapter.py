@@ -71,6 +71,11 @@ class Adapter:
         }
 
 
+def adapter_of(extras: Mapping[str, Tensor]) -> Params:
+    """The adapter among a work's extras; empty if there is none."""
+    return {name: tensor for name, tensor in extras.items() if name in (DOWN, DOWN_BIAS, UP, UP_BIAS)}
+
+
 def adapt(features: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """``(n, d)`` features to h + B·ReLU(A h + a) + b."""
     hidden = F.relu(F.linear(features, tensors[DOWN], tensors[DOWN_BIAS]))

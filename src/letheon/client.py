@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from letheon import tree
-from letheon.adapter import Adapter, ascend, attached, penultimate
+from letheon.adapter import Adapter, adapter_of, ascend, attached, penultimate
 from letheon.data import Data
 from letheon.errors import LetheonError, RequestError
 from letheon.phase import seed_of
@@ -139,18 +139,24 @@ def _train_cost(task: Task, work: Work, n: int) -> dict[str, float]:
 
 @client_work("train", _train_cost)
 def _train(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
-    """Local training; ``extras`` may hold a frozen adapter. Replies w_k − w."""
+    """Local training, through a frozen adapter if ``extras`` hold one. Replies w_k − w."""
     local = Local.from_options(work.options)
-    with attached(module, client.task.head, work.extras):
+    with attached(module, client.task.head, adapter_of(work.extras)):
         loss = train(module, client.task.loss, data, local, seed=seed)
     update = tree.sub(params_of(module), work.params)
     return Reply(0, client.name, update, buffers_of(module), metrics={"loss": finite(loss)})
 
 
 def _amplify_cost(task: Task, work: Work, n: int) -> dict[str, float]:
-    """One pass of the backbone, then at most S_φ small steps on its features."""
-    seen = int(work.options["steps"]) * int(work.options["batch_size"])
-    return {"samples": float(n), "flops": float(task.flops * n + 6 * tree.count(work.extras) * seen)}
+    """One pass of the backbone, then at most S_φ small steps on its features, with the loss on all after each."""
+    return {"samples": float(n), "flops": _amplify_flops(task, work, n, int(work.options["steps"]))}
+
+
+def _amplify_flops(task: Task, work: Work, n: int, steps: int) -> float:
+    """A batch costs three passes of adapter and head, the loss on all features one."""
+    head = sum(tensor.numel() for name, tensor in work.params.items() if name.startswith(f"{task.head}."))
+    multiplications = tree.count(work.extras) + head
+    return float(task.flops * n + 2 * multiplications * (n + steps * (3 * int(work.options["batch_size"]) + n)))
 
 
 @client_work("amplify", _amplify_cost, answers="extras")
@@ -160,7 +166,9 @@ def _amplify(client: Client, work: Work, data: Data, module: nn.Module, seed: in
     features = penultimate(module, task.head, data.inputs)
     head = module.get_submodule(task.head)
     tensors, steps, reached = ascend(adapter, head, task.loss, features, data.targets, start=work.extras, seed=seed)
-    return Reply(0, client.name, tensors, metrics={"steps": steps, "reached": finite(reached)})
+    spent = _amplify_flops(task, work, len(data), steps)
+    metrics = {"steps": float(steps), "reached": finite(reached), "flops": spent}
+    return Reply(0, client.name, tensors, metrics=metrics)
 
 
 def finite(loss: float) -> float:

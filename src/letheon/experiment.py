@@ -33,7 +33,7 @@ class Experiment:
         local: a client's recipe for one round; methods may have their own.
         train_rounds: FedAvg rounds before the request.
         continue_rounds: FedAvg rounds on the retained data after unlearning.
-        minimum: usable replies that a round needs for each of its works.
+        minimum: usable replies that a round needs for each of its works; one for work on the data to forget.
         title: for people.
     """
 

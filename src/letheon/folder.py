@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import platform
 from collections.abc import Mapping
+from functools import cache as cache_once
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,19 @@ from letheon.experiment import Experiment
 from letheon.files import write_json
 from letheon.tasks.population import Population
 
+log = logging.getLogger(__name__)
+
 EXPERIMENT = "experiment.json"
 
 
-def claim(folder: Path, experiment: Experiment, *, data: str, cache: Path | None, resume: bool) -> None:
-    """Make the folder this experiment's.
+def claim(folder: Path, experiment: Experiment, *, data: str, cache: Path | None, resume: bool) -> Path | None:
+    """Make the folder this experiment's; returns the cache in force.
 
     Args:
         folder: the run folder.
         experiment: what is to be run.
         data: digest of the data that it runs on.
-        cache: where the stages are kept, if not in the folder.
+        cache: where the stages are kept, if not in the folder; a run that is continued keeps to its own.
         resume: whether a run that is there may be continued.
 
     Raises:
@@ -40,7 +44,7 @@ def claim(folder: Path, experiment: Experiment, *, data: str, cache: Path | None
         content = {"digest": experiment.digest, "data": data, "versions": versions()}
         content |= {"experiment": config.plain(experiment)} | ({"cache": str(cache.resolve())} if cache else {})
         write_json(path, content)
-        return
+        return cache
     content = read(path)
     found, changed = content["digest"], _changed(content, data)
     if found != experiment.digest:
@@ -51,6 +55,15 @@ def claim(folder: Path, experiment: Experiment, *, data: str, cache: Path | None
         )
     if changed:
         raise ConfigError(f"{folder}: was begun with {changed}; go back to that, or choose another --out")
+    own = recorded_cache(content)
+    if cache is not None and cache.resolve() != own:
+        raise ConfigError(f"{folder}: keeps its stages in {own or folder}; leave --cache out, or choose another --out")
+    return own
+
+
+def recorded_cache(content: Mapping[str, Any]) -> Path | None:
+    """The cache that a run was begun with, if any."""
+    return Path(content["cache"]) if "cache" in content else None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -71,6 +84,8 @@ def read(path: Path) -> dict[str, Any]:
 def _changed(content: Mapping[str, Any], data: str) -> str:
     """What decides the bits and is not as it was."""
     before, now = content["versions"] | {"data": content["data"]}, versions() | {"data": data}
+    if before.get("code") != now["code"]:
+        log.warning("the code has changed since this run was begun; what it has completed is kept as it is")
     deciding = [name for name in ("letheon", "torch", "data") if before.get(name) != now[name]]
     return ", ".join(f"{name} {before.get(name)} (now {now[name]})" for name in deciding)
 
@@ -79,6 +94,7 @@ def versions() -> dict[str, str]:
     """What the numbers depend on besides the experiment."""
     return {
         "letheon": version("letheon"),
+        "code": code_digest(),
         "torch": torch.__version__,
         "numpy": version("numpy"),
         "python": platform.python_version(),
@@ -86,9 +102,20 @@ def versions() -> dict[str, str]:
     }
 
 
+@cache_once
+def code_digest() -> str:
+    """Names the code that computes numbers by content: the package without its command line and reports."""
+    root, total = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        place = path.relative_to(root)
+        if place.parts[0] not in ("cli", "report", "testing"):
+            total.update(place.as_posix().encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
 def stages(folder: Path, cache: Path | None, *, used: Mapping[str, str], data: str) -> Path:
-    """Where a run keeps its stages; in a cache each combination of versions and data has a shelf of its own."""
-    return cache / f"letheon-{used['letheon']}-torch-{used['torch']}-data-{data}" if cache else folder / "stages"
+    """Where a run keeps its stages; in a cache each combination of code, versions and data has a shelf of its own."""
+    return cache / f"code-{used['code']}-torch-{used['torch']}-data-{data}" if cache else folder / "stages"
 
 
 def data_digest(population: Population) -> str:

@@ -96,7 +96,7 @@ class Quorum:
 
     Args:
         inner: the federation to guard.
-        minimum: usable replies that each work needs.
+        minimum: usable replies that each work needs; work on the data to forget needs one.
     """
 
     def __init__(self, inner: Federation, *, minimum: int = 1) -> None:
@@ -118,8 +118,9 @@ class Quorum:
             self._open.append({"client": reply.client, "reason": reason})
             log.warning("client %s quarantined in this round: %s", reply.client, reason)
         for index, work in enumerate(works):
-            if usable[index] < self._minimum:
-                raise _refusal(work, usable[index], self._minimum, reasons[index])
+            needed = 1 if work.part == "forget" else self._minimum  # the data to forget may have one holder only
+            if usable[index] < needed:
+                raise _refusal(work, usable[index], needed, reasons[index])
 
     def observe(self, phase: str, done: int, state: State) -> None:
         """Give the open events their place."""
@@ -165,7 +166,7 @@ def _refusal(work: Work, usable: int, minimum: int, reasons: Sequence[str]) -> R
     # Clients that could not take part anyway do not hide that the model has left the finite numbers.
     not_finite = sum(reason.endswith(_NOT_FINITE) for reason in reasons)
     kind = Diverged if not_finite and usable + not_finite >= minimum else RoundError
-    told = told or f"no client holds the part {work.part!r}"
+    told = told or f"no {'other ' if usable else ''}client holds the part {work.part!r}"
     return kind(
         f"round refused: {usable} usable replies to {work.kind!r} on {work.part!r}, {minimum} needed ({told}). "
         "The model of the round before is kept."

@@ -15,7 +15,8 @@ from letheon.curve import Curve, Evaluator, Point
 from letheon.errors import ConfigError, MethodError
 from letheon.experiment import Experiment
 from letheon.files import write_json
-from letheon.folder import EXPERIMENT, claim, data_digest, described, read, stages, versions
+from letheon.folder import EXPERIMENT, claim, data_digest, described, read, recorded_cache, stages, versions
+from letheon.journal import DiskJournal
 from letheon.methods.base import Method, fedavg
 from letheon.middleware import Excluding, Metered, Quorum
 from letheon.phase import Phase, State
@@ -105,7 +106,7 @@ def run(
         experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
     )
     data = data_digest(population)
-    claim(folder, experiment, data=data, cache=cache, resume=resume)
+    cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
     clients = [Client(name, data, experiment.task) for name, data in sorted(population.clients.items())]
     with InProcess(clients, workers=workers) as runtime:
         evaluate = Evaluator(experiment.task, population, workers=workers)
@@ -138,8 +139,7 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
     experiment = config.build(Experiment, written["experiment"], str(path))
     if experiment.digest != written["digest"]:
         raise ConfigError(f"{path}: was edited, the experiment is not the one that was run; restore the file")
-    recorded = Path(written["cache"]) if "cache" in written else None
-    place = stages(folder, cache or recorded, used=written["versions"], data=written["data"])
+    place = stages(folder, cache or recorded_cache(written), used=written["versions"], data=written["data"])
     population = populate(
         experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
     )
@@ -209,6 +209,7 @@ class _Life:
         folder = self._stages / stage_folder(name, owner)
         done = finished(folder, owner)
         if done is not None:
+            DiskJournal(folder / "journal", owner=owner).clear()  # a kill may have come between result and clearing
             self._listener.stage_finished(name, done, cached=True)
             return done
         self._listener.stage_started(name, sum(phase.rounds for phase in phases))
@@ -225,8 +226,9 @@ def training_phases(experiment: Experiment) -> list[Phase]:
     """FedAvg on all data, with what the methods have to record."""
     step = fedavg(experiment.local, "all")
     for method in experiment.methods.values():
-        if method.needs:
-            raise MethodError(f"{method.name}: needs {', '.join(sorted(method.needs))}, which this runtime cannot give")
+        missing = sorted(method.needs - InProcess.gives)
+        if missing:
+            raise MethodError(f"{method.name}: needs {', '.join(missing)}, which this runtime does not give")
         step = method.training(step)
     return [Phase("train", step, experiment.train_rounds)]
 
@@ -241,6 +243,9 @@ def owners(experiment: Experiment) -> dict[str, str]:
     """For each stage, the digest of everything that determines its outcome: stages of equal digest are one stage."""
     shared = config.plain(experiment)
     base = {key: shared[key] for key in shared if key not in ("method", "compare", "continue_rounds", "title")}
+    recording = [m for m in experiment.methods.values() if type(m).training is not Method.training]
+    if recording:  # they take part in training
+        base["recording"] = [config.plain(method) for method in recording]
     named = {"origin": {"base": base}}
     for label, method in experiment.methods.items():
         unlearn = {"base": base, "method": config.plain(method)}

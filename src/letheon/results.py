@@ -12,6 +12,7 @@ import torch
 
 from letheon.curve import Point, bits_of
 from letheon.folder import label_counts
+from letheon.methods.fine_tuning import FineTuning
 from letheon.metrics.interval import share
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.resurfacing import resurfacing, unsuccessful
@@ -21,8 +22,6 @@ from letheon.metrics.verdict import Verdict, verdict, void_reasons
 from letheon.middleware import Cost
 from letheon.pipeline import Run
 from letheon.stage import Outcome
-
-CONTROL = "fine-tuning"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +39,12 @@ class Results:
     def retrain(self) -> str:
         """Label of the reference."""
         return next(iter(self.run.experiment.methods))
+
+    @cached_property
+    def control(self) -> str | None:
+        """Label of the fine-tuning with most rounds: what a method must beat. None if none was run."""
+        controls = {k: m for k, m in self.run.experiment.methods.items() if isinstance(m, FineTuning)}
+        return max(controls, key=lambda label: controls[label].rounds) if controls else None
 
     @cached_property
     def _test_counts(self) -> list[int]:
@@ -82,7 +87,7 @@ class Results:
         retrain = (self.run.unlearned[self.retrain], self.run.continued[self.retrain])
         broken = [outcome.diverged for outcome in (self.run.origin, *retrain) if outcome.diverged]
         attack = self.attack(self.run.origin.points[-1])
-        control = continued_retention(self.continued_bits(CONTROL), "max") if CONTROL in self.run.continued else None
+        control = continued_retention(self.continued_bits(self.control), "max") if self.control else None
         return [f"the reference diverged: {reason}" for reason in broken] + void_reasons(
             number(self.kr_origin()),
             number(self.u_kr(self.retrain)),
@@ -90,6 +95,8 @@ class Results:
             attack=number(attack) if attack else None,
             ct_kr_retrain=number(continued_retention(self.continued_bits(self.retrain), "max")),
             ct_kr_control=number(control) if control else None,
+            mu_origin=number(self.mu(self.run.origin.points[-1])),
+            mu_retrain=number(self.mu(self.run.continued[self.retrain].points[-1])),
         )
 
     def rr(self, label: str) -> Measurement:
@@ -153,6 +160,7 @@ class Results:
             "server_storage_bytes": stored(unlearned),
             "verdict": outcome.status,
             "verdict_reasons": list(outcome.reasons),
+            "control": self.control,
         }
         return row
 
@@ -160,14 +168,15 @@ class Results:
         fields = worst_class(point.test_correct, self._test_counts, without=self._forgotten).fields("mu_worst_class")
         labels = label_counts(self.run.population, self.run.experiment.task.classes)
         client, value = worst_client(point.test_correct, self._test_counts, labels)
-        return fields | {"mu_worst_client": value, "worst_client": client}
+        return fields | value.fields("mu_worst_client") | {"worst_client": client}
 
     def _attacks(self, point: Point) -> dict[str, Any]:
         """ASR: of Origin, and after continued training."""
         at_origin, at_end = self.attack(self.run.origin.points[-1]), self.attack(point)
         if at_origin is None or at_end is None:
-            return {"asr": None, "asr_low": None, "asr_high": None, "asr_origin": None}
-        return at_end.fields("asr") | {"asr_origin": at_origin.value}
+            names = [f"{name}{end}" for name in ("asr", "asr_origin") for end in ("", "_low", "_high")]
+            return dict.fromkeys(names)
+        return at_end.fields("asr") | at_origin.fields("asr_origin")
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of all methods, Retrain first."""

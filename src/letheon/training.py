@@ -154,7 +154,8 @@ def _sgd(params: list[nn.Parameter], local: Local) -> Callable[[list[Tensor]], N
     @torch.no_grad()
     def step(gradients: list[Tensor]) -> None:
         if local.weight_decay:
-            torch._foreach_add_(gradients, plain, alpha=local.weight_decay)
+            # Not in place: autograd hands out one tensor for two parameters that enter as a sum.
+            gradients = list(torch._foreach_add(gradients, plain, alpha=local.weight_decay))
         if local.momentum and not velocity:
             velocity.extend(g.clone() for g in gradients)
         elif local.momentum:

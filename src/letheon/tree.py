@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Params = dict[str, Tensor]
@@ -56,10 +58,16 @@ def scale(a: Mapping[str, Tensor], factor: float) -> Params:
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str] | None = None) -> float:
     """Inner product over ``names`` (all of ``a`` by default), accumulated in float64.
 
-    float64 because Lethe's branch (Eq. 10) hangs on the sign, and the terms cancel.
+    float64 because Lethe's branch (Eq. 10) hangs on the sign, and the terms cancel. Summed by NumPy, whose result does
+    not depend on the number of threads.
     """
     chosen = a.keys() if names is None else names
-    return sum(float(torch.dot(a[n].double().flatten(), b[n].double().flatten())) for n in chosen)
+    return sum(float(np.multiply(_float64(a[n]), _float64(b[n])).sum()) for n in chosen)
+
+
+def _float64(tensor: Tensor) -> NDArray[np.float64]:
+    array: NDArray[np.float64] = tensor.detach().cpu().double().numpy()
+    return array
 
 
 def norm(a: Mapping[str, Tensor], names: Iterable[str] | None = None) -> float:

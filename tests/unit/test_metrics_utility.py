@@ -33,11 +33,16 @@ def test_a_class_without_test_samples_is_not_the_worst() -> None:
 
 def test_the_worst_client_is_the_one_whose_mix_of_labels_fares_worst() -> None:
     labels = {"a": [10, 0, 0], "b": [0, 10, 10], "c": [1, 1, 1], "none": [0, 0, 0]}
-    assert worst_client(CORRECT, COUNTS, labels) == ("b", pytest.approx(40.0))
+    client, accuracy = worst_client(CORRECT, COUNTS, labels)
+    assert (client, accuracy.value) == ("b", pytest.approx(40.0))
+    assert accuracy.low is not None
+    assert accuracy.high is not None
+    assert accuracy.low < 40.0 < accuracy.high
 
 
 def test_among_equally_bad_clients_the_first_by_name_is_named() -> None:
-    assert worst_client(CORRECT, COUNTS, {"b": [0, 0, 1], "a": [0, 0, 9]}) == ("a", 0.0)
+    client, accuracy = worst_client(CORRECT, COUNTS, {"b": [0, 0, 1], "a": [0, 0, 9]})
+    assert (client, accuracy.value) == ("a", 0.0)
 
 
 def test_a_model_that_loses_20_points_at_once_or_ends_10_behind_retrain_is_destroyed() -> None:

@@ -16,6 +16,8 @@ GOOD: dict[str, Any] = {
     "attack": 90.0,
     "ct_kr_retrain": 3.0,
     "ct_kr_control": 60.0,
+    "mu_origin": 97.0,
+    "mu_retrain": 97.0,
 }
 
 
@@ -33,6 +35,7 @@ def test_a_run_with_everything_in_place_can_rank() -> None:
     [
         ("kr_origin", 80.0, 79.9, "Origin retains 79.9 %"),
         ("kr_retrain", 10.0, 10.1, "Retrain retains 10.1 % without having seen"),
+        ("mu_retrain", 94.0, 93.9, "Retrain's MU ends at 93.9 %"),
         ("attack", 30.0, 29.9, "the trigger works on 29.9 %"),
         ("ct_kr_control", 8.1, 8.0, "fine-tuning alone ends within Retrain's reach"),
     ],
@@ -49,7 +52,7 @@ def test_with_few_samples_to_forget_the_control_must_be_5_samples_above_retrain(
 
 
 def test_all_reasons_are_given() -> None:
-    assert len(reasons(kr_origin=0.0, kr_retrain=50.0, attack=0.0, ct_kr_control=0.0)) == 4
+    assert len(reasons(kr_origin=0.0, kr_retrain=50.0, attack=0.0, ct_kr_control=0.0, mu_retrain=0.0)) == 5
 
 
 def test_the_oracle_passes() -> None:

@@ -101,10 +101,11 @@ def test_no_reply_at_all_says_that_no_client_holds_the_part() -> None:
 
 def test_each_work_needs_its_own_quorum() -> None:
     replies = [good("a"), good("b"), good("a", work=1)]
-    first, second = averages(Quorum(Canned(replies)).run(train(), train("forget")), 2)
+    first, second = averages(Quorum(Canned(replies)).run(train("retain"), train("forget")), 2)
     assert (first.clients, second.clients) == (("a", "b"), ("a",))
-    with pytest.raises(RoundError, match="1 usable replies to 'train' on 'forget'"):
-        averages(Quorum(Canned(replies), minimum=2).run(train(), train("forget")), 2)
+    averages(Quorum(Canned(replies), minimum=2).run(train("retain"), train("forget")), 2)
+    with pytest.raises(RoundError, match="1 usable replies to 'train' on 'retain'"):
+        averages(Quorum(Canned(replies), minimum=2).run(train("forget"), train("retain")), 2)
 
 
 NAN_REPLY, ERROR_REPLY = BAD["nan"][0], BAD["error"][0]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from letheon.errors import RoundError
 from letheon.middleware import Quorum
 from letheon.tasks.vision import Digits
 from letheon.work import Reply, Work, average
@@ -39,3 +40,10 @@ def test_looking_at_a_task_moves_no_global_rng() -> None:
     before = torch.random.get_rng_state()
     _ = task.layers, task.flops, task.draws, task.init(3)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_data_to_forget_may_have_one_holder_whatever_the_minimum() -> None:
+    quorum = Quorum(Voices(0.5), minimum=2)
+    assert average(quorum.run(Work("evaluate", {}, part="forget"))).weight == 1.0
+    with pytest.raises(RoundError, match="2 needed"):
+        list(quorum.run(Work("evaluate", {}, part="retain")))

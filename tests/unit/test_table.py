@@ -54,7 +54,7 @@ def row(method: str = "lethe", *, seed: int = 0, **known: Any) -> Row:
     """A row whose numbers are known; RR is defined unless ``rr_status`` says otherwise."""
     base: Row = {"method": method, "seed": seed, "run": f"run{seed}", "setting": f"{method}-setting", "scope": "client"}
     base |= {"n_forget": 400, "n_test": 800, "rr_status": None, "rr_reason": None}
-    base |= {"verdict": "pass", "verdict_reasons": []}
+    base |= {"verdict": "pass", "verdict_reasons": [], "control": "fine-tuning"}
     for name in MEASURED:
         base |= {name: 1.0, f"{name}_low": 0.5, f"{name}_high": 2.0}
     base |= {"rounds": 9, "bytes_up": 1_000_000, "bytes_down": 500_000, "flops": 2e9, "seconds": 3.0}
@@ -198,3 +198,8 @@ def test_more_samples_earn_more_digits() -> None:
     (line,) = sheet([row(n_test=10_000, mu=97.591)]).lines
     assert line.cells[1] == "97.59 [0.50, 2.00]"
     assert line.cells[2] == "1.0 [0.5, 2.0]"
+
+
+def test_a_run_without_a_control_says_so() -> None:
+    assert not any("No fine-tuning" in note for note in sheet([row()]).notes)
+    assert any("No fine-tuning" in note for note in sheet([row(control=None)]).notes)

@@ -159,6 +159,7 @@ class Lethe(Method):
         update, alignments = rectify(retain.tensors, forget.tensors, layers, self.gamma, literal=self.literal)
         following = replace(state, buffers=retain.buffers)
         scale, baseline = self.length(federation, state, following, update)
+        following = following if scale else state
         rows = torch.tensor([a.row(scale) for a in alignments.values()], dtype=torch.float64)
         return replace(following.moved(update, scale), scratch=state.scratch | baseline | {ALIGNMENT: rows})
 

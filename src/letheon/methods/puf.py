@@ -23,7 +23,7 @@ class PUF(Method):
 
     Attributes:
         form: ``special``: w − λΔᵘ. ``regular``: w + Σ (n_k/N) Δ_k − λ (n_u/N) Δᵘ, N counting the forget data too.
-        rate: λ; the authors use 2 (special) and 20 (regular, CIFAR-10).
+        rate: λ; None: what the authors use, 2 (special) or 20 (regular, CIFAR-10).
         rounds: of FedAvg afterwards.
         local: local recipe; None: the experiment's.
     """
@@ -31,26 +31,31 @@ class PUF(Method):
     name: ClassVar[str] = "puf"
 
     form: Literal["special", "regular"] = "special"
-    rate: float = 2.0
+    rate: float | None = None
     rounds: int = 7
     local: Local | None = None
 
     def __post_init__(self) -> None:
-        if self.rate <= 0:
+        if self.rate is not None and self.rate <= 0:
             raise ConfigError(f"puf.rate: must be positive, got {self.rate}")
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         return [Phase("subtract", self.subtract), Phase("restore", fedavg(self.recipe), self.rounds)]
+
+    @property
+    def factor(self) -> float:
+        """λ in force."""
+        return self.rate if self.rate is not None else {"special": 2.0, "regular": 20.0}[self.form]
 
     def subtract(self, federation: Federation, state: State, t: int) -> State:
         """The one unlearning round; buffers follow the retain stream."""
         works = [train_work(state, part, self.recipe, t) for part in ("forget", "retain")]
         if self.form == "special":
             (forget,) = averages(federation.run(works[0]), 1)
-            return state.moved(forget.tensors, -self.rate)
+            return state.moved(forget.tensors, -self.factor)
         forget, retain = averages(federation.run(*works), 2)
         total = forget.weight + retain.weight
         step = tree.add(
-            tree.scale(retain.tensors, retain.weight / total), forget.tensors, -self.rate * forget.weight / total
+            tree.scale(retain.tensors, retain.weight / total), forget.tensors, -self.factor * forget.weight / total
         )
         return replace(state.moved(step), buffers=retain.buffers)

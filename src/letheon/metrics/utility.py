@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from letheon.metrics.interval import share
+from letheon.metrics.interval import Z95, share
 from letheon.metrics.measurement import Measurement, Undefined
 
 COLLAPSE_AT_ONCE = 20.0
@@ -31,19 +31,20 @@ def worst_class(correct: Sequence[int], counts: Sequence[int], *, without: int |
 
 def worst_client(
     correct: Sequence[int], counts: Sequence[int], labels: Mapping[str, Sequence[int]]
-) -> tuple[str, float]:
-    """The client that fares worst, and its accuracy in per cent.
+) -> tuple[str, Measurement]:
+    """The client that fares worst, and its accuracy.
 
-    The federation has no test data per client: the test set is reweighted to each client's own mix of labels.
+    The federation has no test data per client: the test set is reweighted to each client's own mix of labels. The
+    interval is the normal one of a weighted sum of independent shares.
     """
     accuracy = [right / n if n else 0.0 for right, n in zip(correct, counts, strict=True)]
-    values = {
-        client: 100.0 * sum(a * n for a, n in zip(accuracy, mix, strict=True)) / sum(mix)
-        for client, mix in labels.items()
-        if sum(mix)
-    }
+    mixes = {client: [m / sum(mix) for m in mix] for client, mix in labels.items() if sum(mix)}
+    values = {client: sum(a * m for a, m in zip(accuracy, mix, strict=True)) for client, mix in mixes.items()}
     worst = min(sorted(values), key=lambda client: values[client])
-    return worst, values[worst]
+    shares = zip(accuracy, mixes[worst], counts, strict=True)
+    half = Z95 * sum(m * m * a * (1 - a) / n for a, m, n in shares if n) ** 0.5
+    low, high = max(0.0, values[worst] - half), min(1.0, values[worst] + half)
+    return worst, Measurement(100.0 * values[worst], 100.0 * low, 100.0 * high, sum(counts))
 
 
 def collapsed(mu: float, mu_end: float, mu_origin: float, mu_retrain_end: float) -> Undefined | None:

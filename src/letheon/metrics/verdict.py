@@ -13,6 +13,8 @@ UNKNOWN = 10.0
 """Retrain must retain at most this much at the request, or the data can be known without being seen."""
 GENERALISES = 30.0
 """The trigger must work on this share of held-out images, or retention is memory of single samples."""
+BEHIND = 3.0
+"""Retrain may end this many points of MU below Origin, or it is too badly trained to be a yardstick."""
 RESURFACING_LIMIT = 5.0
 UTILITY_LIMIT = 5.0
 
@@ -25,6 +27,8 @@ def void_reasons(
     attack: float | None,
     ct_kr_retrain: float,
     ct_kr_control: float | None,
+    mu_origin: float,
+    mu_retrain: float,
 ) -> list[str]:
     """Why the run cannot rank methods; empty if it can. All shares in per cent.
 
@@ -35,12 +39,16 @@ def void_reasons(
         attack: success of the trigger on held-out images at Origin; None without a trigger.
         ct_kr_retrain: Retrain's headline CT-KR.
         ct_kr_control: fine-tuning's headline CT-KR; None if it was not run.
+        mu_origin: utility before unlearning.
+        mu_retrain: Retrain's utility after continued training.
     """
     reasons = []
     if kr_origin < LEARNT:
         reasons.append(f"Origin retains {kr_origin:.1f} % of the data to forget; {LEARNT:.0f} % are needed")
     if kr_retrain > UNKNOWN:
         reasons.append(f"Retrain retains {kr_retrain:.1f} % without having seen the data; at most {UNKNOWN:.0f} %")
+    if mu_retrain < mu_origin - BEHIND:
+        reasons.append(f"Retrain's MU ends at {mu_retrain:.1f} %, Origin's is {mu_origin:.1f} %: no yardstick")
     if attack is not None and attack < GENERALISES:
         reasons.append(f"the trigger works on {attack:.1f} % of held-out images; {GENERALISES:.0f} % are needed")
     if ct_kr_control is not None and ct_kr_control - ct_kr_retrain <= max(5.0, 500.0 / n):

@@ -169,6 +169,8 @@ def _notes(groups: Sequence[Summary]) -> list[str]:
     rows = [row for group in groups for row in group.rows]
     void = [row for row in rows if row["rr_status"] == "void"]
     notes = [f"Run {row['run']} (seed {row['seed']}) ranks no method: {row['rr_reason']}." for row in void]
+    if any(row["control"] is None for row in rows):
+        notes.append("No fine-tuning was run beside the methods: whether the run can tell them apart was not checked.")
     notes = list(dict.fromkeys(notes))
     if len({row["run"] for row in rows}) == 1:
         notes += [f"{row['method']}: {'; '.join(row['verdict_reasons'])}." for row in rows if row["verdict"] == "fail"]

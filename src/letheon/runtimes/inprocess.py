@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -47,7 +48,12 @@ class InProcess:
     Args:
         clients: names must differ.
         workers: how many run at a time; the number of cores by default.
+
+    Class attributes:
+        gives: what of ``Method.needs`` can be had: every reply on its own, and rounds that a method records.
     """
+
+    gives: ClassVar[frozenset[str]] = frozenset({"history", "per-client"})
 
     def __init__(self, clients: Sequence[Client], *, workers: int | None = None) -> None:
         names = [client.name for client in clients]

@@ -64,12 +64,12 @@ class Task(ABC):
 
     @cached_property
     def layers(self) -> dict[str, tuple[str, ...]]:
-        """Module name to the names of its own parameters, in forward order: what "layer" may mean in Eq. (9)."""
-        groups = {
-            name: tuple(f"{name}.{own}" if name else own for own, _ in module.named_parameters(recurse=False))
-            for name, module in self.prototype().named_modules()
-        }
-        return {name: names for name, names in groups.items() if names}
+        """Module name to the names of its own trainable parameters, in order of registration: layers as in Eq. (9)."""
+        prototype = self.prototype()
+        groups: dict[str, list[str]] = {}
+        for name in params_of(prototype):
+            groups.setdefault(name.rpartition(".")[0], []).append(name)
+        return {module: tuple(names) for module, names in groups.items()}
 
     @cached_property
     def flops(self) -> int:
