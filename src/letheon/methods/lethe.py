@@ -108,8 +108,8 @@ class Lethe(Method):
 
     gamma: Gamma = Gamma()
     adapter: Adapter | None = Adapter()
-    rounds: int = 3
-    restore_rounds: int = 5
+    rounds: int = 4
+    restore_rounds: int = 4
     layer: Literal["tensor", "module"] = "tensor"
     search: Search | None = Search()
     literal: bool = False
