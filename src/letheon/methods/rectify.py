@@ -61,7 +61,7 @@ class Alignment:
 
     @property
     def holds(self) -> bool:
-        """Whether both inequalities of Eq. (14) hold, with the rounding of float64 sums allowed for."""
+        """Whether both inequalities of Eq. (14) hold for this γ, by the streams' float64 sums, rounding allowed for."""
         slack = 1e-9 * (self.retain_norm + self.forget_norm) ** 2
         if self.branch == "negate":
             return self.s <= slack
