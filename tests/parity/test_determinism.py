@@ -168,8 +168,11 @@ def test_a_plan_costs_what_the_run_costs() -> None:
     with InProcess(clients) as runtime:
         for federation in (runtime, DryRun(sizes, EXPERIMENT.task)):
             meter = Metered(federation)
-            phases = Lethe(local=EXPERIMENT.local).phases(state, EXPERIMENT.task)
+            # A search is planned at its longest, see tests of the plan.
+            phases = Lethe(local=EXPERIMENT.local, search=None).phases(state, EXPERIMENT.task)
             drive(phases, Excluding(meter, request=request), state, seed=0, observers=[meter.observe])
             costs.append([asdict(cost) | {"seconds": None} for cost in meter.phases])
-    assert costs[0] == costs[1]
-    assert costs[0][0]["bytes_down"] > 0
+    (real, planned), spent = costs, costs[0][0].pop("flops")
+    assert 0 < spent <= planned[0].pop("flops")  # the ascent may stop early
+    assert real == planned
+    assert real[0]["bytes_down"] > 0
