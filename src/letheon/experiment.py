@@ -14,7 +14,7 @@ from letheon.methods.base import Method
 from letheon.methods.retrain import Retrain
 from letheon.tasks.base import Task
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Target
+from letheon.tasks.population import Population, Target, populate
 from letheon.training import Local
 
 
@@ -81,6 +81,10 @@ class Experiment:
             label: method.configured(continued, self.train_rounds, self.seed)
             for label, method in zip(labels, chosen, strict=True)
         }
+
+    def populate(self) -> Population:
+        """Clients, request and test sets: a function of the experiment and the data alone."""
+        return populate(self.task, self.partition, self.request, clients=self.clients, seed=self.seed)
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Experiment:

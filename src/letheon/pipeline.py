@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +18,10 @@ from letheon.folder import EXPERIMENT, claim, data_digest, described, read, reco
 from letheon.journal import DiskJournal
 from letheon.methods.base import Method, fedavg
 from letheon.middleware import Excluding, Metered, Quorum
-from letheon.phase import Phase, State
+from letheon.phase import Phase, State, seed_of
 from letheon.runtimes.inprocess import InProcess
 from letheon.stage import Outcome, Stage, finished
-from letheon.tasks.population import Population, populate
+from letheon.tasks.population import Population
 from letheon.work import Federation
 
 log = logging.getLogger(__name__)
@@ -102,9 +101,7 @@ def run(
     Raises:
         ConfigError: the folder holds another experiment, or this one and ``resume`` is not set.
     """
-    population = populate(
-        experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
-    )
+    population = experiment.populate()
     data = data_digest(population)
     cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
     clients = [Client(name, data, experiment.task) for name, data in sorted(population.clients.items())]
@@ -140,9 +137,7 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
     if experiment.digest != written["digest"]:
         raise ConfigError(f"{path}: was edited, the experiment is not the one that was run; restore the file")
     place = stages(folder, cache or recorded_cache(written), used=written["versions"], data=written["data"])
-    population = populate(
-        experiment.task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
-    )
+    population = experiment.populate()
     if data_digest(population) != written["data"]:
         raise ConfigError(f"{folder}: the data set is not the one that was run on; restore it to read this run")
     outcomes = {}
@@ -266,4 +261,4 @@ def _stage_seed(seed: int, name: str) -> int:
     Retrain's first rounds are seeded like Origin's only in the initial weights; its data differ anyway.
     """
     kind = name.rsplit(".", 1)[-1]
-    return int.from_bytes(hashlib.sha256(f"{seed}|{kind}".encode()).digest()[:8], "big") >> 1
+    return seed_of(f"{seed}|{kind}")

@@ -14,7 +14,7 @@ from letheon.middleware import Cost, DryRun, Excluding, Metered
 from letheon.phase import Phase, State
 from letheon.pipeline import continued_phases, training_phases
 from letheon.runtimes.inprocess import available_cores
-from letheon.tasks.population import Population, populate
+from letheon.tasks.population import Population
 from letheon.work import Federation, Reply, Work
 
 COUNTED = ("rounds", "samples", "flops", "bytes_down", "bytes_up")
@@ -93,9 +93,7 @@ def plan(experiment: Experiment, *, workers: int | None = None) -> Plan:
         workers: clients trained at a time; all cores by default.
     """
     task = experiment.task
-    population = populate(
-        task, experiment.partition, experiment.request, clients=experiment.clients, seed=experiment.seed
-    )
+    population = experiment.populate()
     workers = workers or available_cores()
     pace = calibrate(experiment, population, workers)
     pricing = _Pricing(DryRun(_sizes(population), task), population.request.id, pace)

@@ -93,7 +93,7 @@ class Results:
             number(self.u_kr(self.retrain)),
             n=self.n,
             attack=number(attack) if attack else None,
-            ct_kr_retrain=number(continued_retention(self.continued_bits(self.retrain), "max")),
+            ct_kr_retrain=number(self._ct_kr_retrain),
             ct_kr_control=number(control) if control else None,
             mu_origin=number(self.mu(self.run.origin.points[-1])),
             mu_retrain=number(self.mu(self.run.continued[self.retrain].points[-1])),
@@ -121,14 +121,28 @@ class Results:
 
     def verdict(self, label: str) -> Verdict:
         """Whether the method passes the fixed thresholds."""
+        return self._judged(label, self.rr(label))
+
+    def _judged(self, label: str, rr: Measurement) -> Verdict:
         mu_end, mu_retrain = (number(self.mu(self.run.continued[x].points[-1])) for x in (label, self.retrain))
-        return verdict(self.rr(label).value, mu_end, mu_retrain)
+        return verdict(rr.value, mu_end, mu_retrain)
+
+    @cached_property
+    def _ct_kr_retrain(self) -> Measurement:
+        """Retrain's headline CT-KR: in every row."""
+        return continued_retention(self.continued_bits(self.retrain), "max")
+
+    @cached_property
+    def _retained_labels(self) -> dict[str, list[int]]:
+        """Each client's mix of labels: for the worst client of every row."""
+        return label_counts(self.run.population, self.run.experiment.task.classes)
 
     def row(self, label: str) -> dict[str, Any]:
         """The row of one method, as ``letheon compare --json`` prints it. Shares are in per cent."""
         unlearned, continued = self.run.unlearned[label], self.run.continued[label]
         experiment = self.run.experiment
-        rr, outcome = self.rr(label), self.verdict(label)
+        rr = self.rr(label)
+        outcome = self._judged(label, rr)
         cost = total(unlearned.costs)
         row: dict[str, Any] = {
             "method": label,
@@ -144,7 +158,7 @@ class Results:
         row |= self.mu(self.run.origin.points[-1]).fields("mu_origin")
         row |= self._worst(continued.points[-1])
         row |= self.kr_origin().fields("kr_origin")
-        row |= continued_retention(self.continued_bits(self.retrain), "max").fields("kr_retrain")
+        row |= self._ct_kr_retrain.fields("kr_retrain")
         row |= self.u_kr(label).fields("u_kr")
         row |= continued_retention(self.continued_bits(label), "max").fields("ct_kr_max")
         row |= continued_retention(self.continued_bits(label), "mean").fields("ct_kr_mean")
@@ -166,8 +180,7 @@ class Results:
 
     def _worst(self, point: Point) -> dict[str, Any]:
         fields = worst_class(point.test_correct, self._test_counts, without=self._forgotten).fields("mu_worst_class")
-        labels = label_counts(self.run.population, self.run.experiment.task.classes)
-        client, value = worst_client(point.test_correct, self._test_counts, labels)
+        client, value = worst_client(point.test_correct, self._test_counts, self._retained_labels)
         return fields | value.fields("mu_worst_client") | {"worst_client": client}
 
     def _attacks(self, point: Point) -> dict[str, Any]:

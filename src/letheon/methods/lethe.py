@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from letheon import tree
-from letheon.adapter import Adapter
+from letheon.adapter import Adapter, adapter_of
 from letheon.errors import ConfigError
 from letheon.methods.base import Method, fedavg, train_work
 from letheon.methods.rectify import Gamma, rectify
@@ -148,7 +148,7 @@ class Lethe(Method):
 
     def rectified(self, federation: Federation, state: State, t: int, layers: Mapping[str, Sequence[str]]) -> State:
         """Phase 2 (Eq. 7–11): one round of both streams; buffers follow the retain stream."""
-        extras = {name: kept for name, kept in state.scratch.items() if name.startswith("adapter.")}
+        extras = adapter_of(state.scratch)
         forget, retain = averages(
             federation.run(
                 train_work(state, "forget", self.recipe, t, extras=extras),

@@ -102,12 +102,33 @@ def _quiet() -> None:
     torch.set_flush_denormal(True)
 
 
-def _quiet_alone(others: int) -> None:
-    """``_quiet``, and threads started later still begin with ``others`` intra-op threads, as before."""
-    _quiet()
-    restore = threading.Thread(target=torch.set_num_threads, args=(others,))
-    restore.start()
-    restore.join()
+class _Intraop:
+    """One intra-op thread in the whole process while any pool of threads is open, then what there was before.
+
+    MKL's number of threads belongs to the process: if one pool gave it back while another works, the second pool's
+    products would be summed by two threads, and come out with other bits.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._before = 1
+
+    def enter(self) -> None:
+        with self._lock:
+            self._before = self._before if self._open else torch.get_num_threads()
+            self._open += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:  # in a thread of its own: the caller's thread keeps what it has
+                restore = threading.Thread(target=torch.set_num_threads, args=(self._before,))
+                restore.start()
+                restore.join()
+
+
+_INTRAOP = _Intraop()
 
 
 class _Threads:
@@ -116,10 +137,9 @@ class _Threads:
     def __init__(self, module: nn.Module, workers: int) -> None:
         self._module = module
         self._local = threading.local()
-        others = torch.get_num_threads()
-        self._executor = ThreadPoolExecutor(
-            workers, thread_name_prefix="letheon", initializer=_quiet_alone, initargs=(others,)
-        )
+        self._is_open = True
+        _INTRAOP.enter()
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="letheon", initializer=_quiet)
 
     def _answer(self, message: _Message) -> list[Reply]:
         if not hasattr(self._local, "module"):
@@ -137,6 +157,9 @@ class _Threads:
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
+        if self._is_open:
+            self._is_open = False
+            _INTRAOP.leave()
 
 
 class _Forks:

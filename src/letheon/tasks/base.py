@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import ClassVar
@@ -13,6 +14,9 @@ from torch.nn import functional as F
 from letheon import tree
 from letheon.data import Data
 from letheon.phase import State
+
+_GLOBAL_RNG = threading.RLock()
+"""Held by whoever uses torch's global generator: one thread's draws must not look like another's."""
 
 
 class Task(ABC):
@@ -52,14 +56,14 @@ class Task(ABC):
 
     def init(self, seed: int) -> State:
         """Fresh weights, a function of ``seed`` alone."""
-        with torch.random.fork_rng(devices=[]):
+        with _GLOBAL_RNG, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.model()
         return State(params_of(module), buffers_of(module))
 
     def prototype(self) -> nn.Module:
         """A new module, made without moving torch's global RNG: for its shape, not for its weights."""
-        with torch.random.fork_rng(devices=[]):
+        with _GLOBAL_RNG, torch.random.fork_rng(devices=[]):
             return self.model()
 
     @cached_property
@@ -85,7 +89,7 @@ class Task(ABC):
     def draws(self) -> bool:
         """Whether the model draws from torch's global RNG while training (Dropout and its kin): tried, not guessed."""
         module = self.prototype().train()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with _GLOBAL_RNG, torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.random.get_rng_state()
             module(self.test().inputs[:2])
             return not torch.equal(before, torch.random.get_rng_state())
