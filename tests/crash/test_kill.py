@@ -135,19 +135,23 @@ def test_what_a_killed_writer_had_begun_is_removed_when_the_run_resumes(
 
 
 class Ticking(pipeline.Silent):
-    """Writes a byte into a pipe for each round that was evaluated."""
+    """Writes a byte into a pipe for each round that was evaluated, and stops at the last one until it is killed."""
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe: int, *, last: int) -> None:
         self._pipe = pipe
+        self._left = last
 
     def point_reached(self, stage: str, point: Point) -> None:
         os.write(self._pipe, b".")
+        self._left -= 1
+        if not self._left:
+            signal.pause()
 
 
 def killed_after(experiment: Experiment, folder: Path, start: Start, *, points: int, delay: float) -> int:
-    """Runs in a child and kills it some time after so many rounds."""
+    """Runs in a child and kills it some time after so many rounds, at the latest when it has done one more."""
     ours, theirs = os.pipe()
-    pid = start(lambda: pipeline.run(experiment, folder, resume=True, listener=Ticking(theirs)))
+    pid = start(lambda: pipeline.run(experiment, folder, resume=True, listener=Ticking(theirs, last=points + 1)))
     os.close(theirs)
     for _ in range(points):
         assert os.read(ours, 1) == b"."
@@ -163,8 +167,7 @@ def test_a_run_that_is_killed_at_three_random_moments_ends_as_if_nothing_had_hap
 ) -> None:
     rng, folder = random.Random(seed), tmp_path / "run"
     for _ in range(3):
-        # Few points and a short delay: on a fast machine the run would else be over before the third kill.
-        points, delay = rng.randint(1, 3), rng.uniform(0.0, 0.003)
+        points, delay = rng.randint(1, 2), rng.uniform(0.0, 0.01)  # of 12 points, at most 9: it is never over before
         assert killed_after(experiment, folder, start, points=points, delay=delay) == KILLED
     assert not (folder / "population.json").exists()
     assert findings(pipeline.run(experiment, folder, resume=True)) == expected

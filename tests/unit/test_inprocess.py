@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -207,6 +209,26 @@ def test_closing_ends_the_threads() -> None:
     runtime.close()
     runtime.close()
     assert ours() == before
+
+
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(torch.get_num_threads).result()
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="one intra-op thread is all there is")
+@pytest.mark.parametrize("close", [True, False])
+def test_the_intraop_threads_come_back_even_if_nobody_closes(close: bool) -> None:
+    gc.collect()
+    before = threads_of_a_new_thread()
+    runtime = InProcess(clients(THREADS, 4, 4), workers=2)
+    list(runtime.run(work(THREADS)))
+    assert threads_of_a_new_thread() == 1
+    if close:
+        runtime.close()
+    del runtime
+    gc.collect()
+    assert threads_of_a_new_thread() == before
 
 
 @BOTH

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import traceback
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -110,7 +111,7 @@ class _Intraop:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection may end one pool while another begins
         self._open = 0
         self._before = 1
 
@@ -137,8 +138,10 @@ class _Threads:
     def __init__(self, module: nn.Module, workers: int) -> None:
         self._module = module
         self._local = threading.local()
-        self._is_open = True
         _INTRAOP.enter()
+        # Once: at close, or when a pool that nobody closed is collected.
+        self._leave = weakref.finalize(self, _INTRAOP.leave)
+        self._leave.atexit = False
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="letheon", initializer=_quiet)
 
     def _answer(self, message: _Message) -> list[Reply]:
@@ -157,9 +160,7 @@ class _Threads:
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
-        if self._is_open:
-            self._is_open = False
-            _INTRAOP.leave()
+        self._leave()
 
 
 class _Forks:
