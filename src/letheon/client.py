@@ -14,6 +14,7 @@ from letheon import tree
 from letheon.adapter import Adapter, adapter_of, ascend, attached, penultimate
 from letheon.data import Data
 from letheon.errors import LetheonError, RequestError
+from letheon.objectives import objective
 from letheon.phase import seed_of
 from letheon.request import Request
 from letheon.tasks.base import Task, buffers_of, params_of
@@ -139,10 +140,14 @@ def _train_cost(task: Task, work: Work, n: int) -> dict[str, float]:
 
 @client_work("train", _train_cost)
 def _train(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
-    """Local training, through a frozen adapter if ``extras`` hold one. Replies w_k − w."""
+    """Local training, through a frozen adapter if ``extras`` hold one. Replies w_k − w.
+
+    The option ``objective`` names the loss (``letheon.objectives``); the task's own by default.
+    """
     local = Local.from_options(work.options)
+    wanted = objective(str(work.options.get("objective", "task")), client.task.loss)
     with attached(module, client.task.head, adapter_of(work.extras)):
-        loss = train(module, client.task.loss, data, local, seed=seed)
+        loss = train(module, wanted, data, local, seed=seed)
     update = tree.sub(params_of(module), work.params)
     return Reply(0, client.name, update, buffers_of(module), metrics={"loss": finite(loss)})
 
@@ -173,7 +178,7 @@ def _amplify(client: Client, work: Work, data: Data, module: nn.Module, seed: in
 
 def finite(loss: float) -> float:
     """A loss as a number that can be averaged: a model far gone is very bad, not NaN."""
-    return LARGEST_LOSS if math.isnan(loss) else min(loss, LARGEST_LOSS)
+    return LARGEST_LOSS if math.isnan(loss) else max(-LARGEST_LOSS, min(loss, LARGEST_LOSS))
 
 
 def _seen(work: Work, n: int) -> int:

@@ -30,6 +30,8 @@ class Experiment:
         clients: number of clients K.
         partition: who holds what.
         request: what is to be forgotten.
+        then: requests that follow, served one after another on the model that the one before left. Continued training
+            comes after the last.
         local: a client's recipe for one round; methods may have their own.
         train_rounds: FedAvg rounds before the request.
         continue_rounds: FedAvg rounds on the retained data after unlearning.
@@ -49,6 +51,7 @@ class Experiment:
     continue_rounds: int = 20
     minimum: int = 1
     title: str = ""
+    then: tuple[Target, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("clients", "train_rounds", "continue_rounds", "minimum"):
@@ -57,11 +60,19 @@ class Experiment:
         if self.seed < 0:
             raise ConfigError(f"seed: must not be negative, got {self.seed}")
         for method in (self.method, *self.compare):
-            if self.request.scope not in method.scopes:
-                raise MethodError(
-                    f"{method.name} does not serve requests of scope {self.request.scope!r}; "
-                    f"it serves {', '.join(sorted(method.scopes))}"
-                )
+            for target in (self.request, *self.then):
+                if target.scope not in method.scopes:
+                    raise MethodError(
+                        f"{method.name} does not serve requests of scope {target.scope!r}; "
+                        f"it serves {', '.join(sorted(method.scopes))}"
+                    )
+        targets = [target for target in (self.request, *self.then) if target.scope != "class"]
+        painted = [target.trigger for target in targets if target.trigger]
+        if len(set(painted)) < len(painted):
+            raise ConfigError(
+                "then: two requests have the same trigger, and what one is to forget the other would still teach; "
+                "give each its own trigger.corner or trigger.target"
+            )
 
     @cached_property
     def digest(self) -> str:
@@ -84,7 +95,9 @@ class Experiment:
 
     def populate(self) -> Population:
         """Clients, request and test sets: a function of the experiment and the data alone."""
-        return populate(self.task, self.partition, self.request, clients=self.clients, seed=self.seed)
+        return populate(
+            self.task, self.partition, self.request, clients=self.clients, seed=self.seed, then=self.then
+        )
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Experiment:

@@ -108,7 +108,7 @@ def code_digest() -> str:
     root, total = Path(__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         place = path.relative_to(root)
-        if place.parts[0] not in ("cli", "report", "testing"):
+        if place.parts[0] not in ("cli", "report", "testing", "reproduce", "diagnostics"):
             total.update(place.as_posix().encode() + path.read_bytes())
     return total.hexdigest()[:16]
 
@@ -132,6 +132,7 @@ def described(experiment: Experiment, population: Population) -> dict[str, Any]:
     classes, request = experiment.task.classes, population.request
     return {
         "request": {"id": request.id, "scope": request.scope, "client": request.client},
+        "later": [{"id": r.id, "scope": r.scope, "client": r.client} for r in population.requests[1:]],
         "forget_size": population.forget_size,
         "client_sizes": {name: len(data) for name, data in sorted(population.clients.items())},
         "retained_labels": label_counts(population, classes),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import safetensors
 import safetensors.torch
+from torch import Tensor
 
 from letheon import tree
 from letheon.errors import JournalError
@@ -19,7 +22,7 @@ from letheon.phase import State
 
 log = logging.getLogger(__name__)
 
-VERSION = "1"
+VERSION = "2"
 KEPT = 2
 _PARTS = ("params", "buffers", "memory", "scratch")
 
@@ -71,6 +74,69 @@ def _checksum(tensors: tree.Params, metadata: Mapping[str, str]) -> str:
     return hashlib.sha256((tree.digest(tensors) + text).encode()).hexdigest()
 
 
+class _Memory:
+    """The memory of the kept rounds, each tensor in a file of its own, named by content and written once.
+
+    A history grows by some tensors a round; written with every state it would be written as often as there are rounds.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last: dict[str, tuple[Tensor, str]] = {}
+        self._kept: deque[set[str]] = deque(maxlen=KEPT)
+
+    def save(self, memory: Mapping[str, Tensor]) -> dict[str, str]:
+        """The content's name for each entry; a tensor that is the same object as in the round before is not read."""
+        named = {}
+        for name, tensor in memory.items():
+            last, digest = self._last.get(name, (None, ""))
+            named[name] = digest if last is tensor else tree.digest({"": tensor})
+            path = self._path(named[name])
+            if not path.exists():
+                write(path, safetensors.torch.save({"": tensor.detach().clone().contiguous()}))
+        self._last = {name: (tensor, named[name]) for name, tensor in memory.items()}
+        return named
+
+    def load(self, named: Mapping[str, str]) -> tree.Params:
+        """The inverse of ``save``. A damaged file is removed, so that it can be written again.
+
+        Raises:
+            JournalError: a file is missing or is not what its name says.
+        """
+        memory = {name: self._read(digest) for name, digest in named.items()}
+        self._last = {name: (tensor, named[name]) for name, tensor in memory.items()}
+        self._kept.append(set(named.values()))
+        return memory
+
+    def _read(self, digest: str) -> Tensor:
+        path = self._path(digest)
+        try:
+            tensor: Tensor = safetensors.torch.load(path.read_bytes())[""]
+        except (OSError, KeyError, safetensors.SafetensorError) as error:
+            path.unlink(missing_ok=True)
+            raise JournalError(f"{path}: missing or damaged ({error})") from error
+        if tree.digest({"": tensor}) != digest:
+            path.unlink(missing_ok=True)
+            raise JournalError(f"{path}: was altered after it was written")
+        return tensor
+
+    def sweep(self, named: Mapping[str, str]) -> None:
+        """Forget what neither this round nor the kept one before it has."""
+        self._kept.append(set(named.values()))
+        needed = {self._path(digest).name for digests in self._kept for digest in digests}
+        for path in self._folder.glob("memory-*.safetensors"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for path in self._folder.glob("memory-*.safetensors"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"memory-{digest[:32]}.safetensors"
+
+
 class DiskJournal:
     """Keeps the last rounds of one stage.
 
@@ -84,6 +150,7 @@ class DiskJournal:
         self._folder = folder
         self._owner = owner
         self._companions = dict(companions or {})
+        self._memory = _Memory(folder)
         sweep(folder)
         self._count = max((_number(path) for path in self._files()), default=0)
 
@@ -96,6 +163,7 @@ class DiskJournal:
             try:
                 state, metadata = load_state(path)
                 self._check_owner(path, metadata)
+                memory = self._memory.load(json.loads(metadata["memory"]))
             except JournalError as error:
                 log.warning("journal: %s; using the round before it", error)
                 continue
@@ -104,7 +172,7 @@ class DiskJournal:
                 companion.load(companions[name])
             self._count = _number(path)  # the next round is written over the ones that were refused
             log.info("journal: resumed after %s round %s (%s)", metadata["phase"], metadata["done"], path.name)
-            return metadata["phase"], int(metadata["done"]), state
+            return metadata["phase"], int(metadata["done"]), replace(state, memory=memory)
         return None
 
     def _check_owner(self, path: Path, metadata: Mapping[str, str]) -> None:
@@ -114,22 +182,27 @@ class DiskJournal:
     def save(self, phase: str, done: int, state: State) -> None:
         """Write the round under the next number, then drop the oldest."""
         companions = {name: companion.dump() for name, companion in self._companions.items()}
+        memory = self._memory.save(state.memory)
         metadata = {
             "version": VERSION,
             "owner": self._owner,
             "phase": phase,
             "done": str(done),
             "companions": json.dumps(companions),
+            "memory": json.dumps(memory),
         }
-        write(self._folder / f"round-{self._count + 1:06d}.safetensors", save_state(state, metadata))
+        content = save_state(replace(state, memory={}), metadata)
+        write(self._folder / f"round-{self._count + 1:06d}.safetensors", content)
         self._count += 1
         for path in self._files()[KEPT:]:
             path.unlink(missing_ok=True)
+        self._memory.sweep(memory)
 
     def clear(self) -> None:
         """Forget all rounds: the stage is complete and kept elsewhere."""
         for path in self._files():
             path.unlink(missing_ok=True)
+        self._memory.clear()
 
 
 def _number(path: Path) -> int:

@@ -9,9 +9,11 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from letheon import tree
 from letheon.client import KINDS
@@ -118,7 +120,9 @@ class Quorum:
             self._open.append({"client": reply.client, "reason": reason})
             log.warning("client %s quarantined in this round: %s", reply.client, reason)
         for index, work in enumerate(works):
-            needed = 1 if work.part == "forget" else self._minimum  # the data to forget may have one holder only
+            # The data to forget may have one holder only, and of a cohort no more can answer than were asked.
+            needed = 1 if work.part == "forget" else self._minimum
+            needed = needed if work.clients is None else min(needed, len(work.clients))
             if usable[index] < needed:
                 raise _refusal(work, usable[index], needed, reasons[index])
 
@@ -212,7 +216,7 @@ class DryRun:
         for client in sorted(self._sizes):
             for index, work in enumerate(works):
                 n = self._sizes[client][work.part]
-                if n:
+                if n and work.asks(client):
                     metrics = {"accuracy": 1.0, "loss": 0.0} | KINDS[work.kind].cost(self._task, work, n)
                     buffers = work.buffers if KINDS[work.kind].answers == "params" else {}
                     yield Reply(index, client, zeros[index], buffers, weight=float(n), metrics=metrics)
@@ -221,3 +225,26 @@ class DryRun:
 def _zeros(work: Work) -> tree.Params:
     answers = KINDS[work.kind].answers
     return {} if answers == "free" else tree.zeros_like(work.params if answers == "params" else work.extras)
+
+
+class Recording:
+    """Takes notes of usable replies on their way and changes nothing: the tap of a method that records a training run.
+
+    Args:
+        inner: the federation to listen to.
+        note: the entries to keep of a reply.
+
+    Attributes:
+        notes: the entries of all replies so far.
+    """
+
+    def __init__(self, inner: Federation, note: Callable[[Reply], Mapping[str, Tensor]]) -> None:
+        self._inner = inner
+        self._note = note
+        self.notes: tree.Params = {}
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        for reply in self._inner.run(*works):
+            if not reply.error and reply.weight > 0:
+                self.notes.update(self._note(reply))
+            yield reply

@@ -13,6 +13,8 @@ from letheon import tree
 from letheon.tree import Params
 from letheon.work import Federation, Reply, Work
 
+LOG = "log/"
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -22,7 +24,8 @@ class State:
         params: trainable and communicated.
         buffers: BatchNorm statistics; they have their own averaging rule and are never rectified or negated.
         memory: outlives the request (a projection basis, a stored history): a liability, listed in the report.
-        scratch: dropped when the method ends (Lethe's adapter, alignment logs).
+        scratch: dropped when the method ends (Lethe's adapter). Entries named ``log/…`` are of this round alone and
+            are recorded for the report; see ``logged``.
     """
 
     params: Params
@@ -34,6 +37,10 @@ class State:
         """The state with ``params + scale·delta``."""
         return replace(self, params=tree.add(self.params, delta, scale))
 
+    def logged(self, **rows: Tensor) -> Self:
+        """The state with this round's log entries; those of the round before are gone."""
+        kept = {name: tensor for name, tensor in self.scratch.items() if not name.startswith(LOG)}
+        return replace(self, scratch=kept | {LOG + name: tensor for name, tensor in rows.items()})
 
 
 Step = Callable[[Federation, State, int], State]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from letheon.folder import EXPERIMENT, claim, data_digest, described, read, reco
 from letheon.journal import DiskJournal
 from letheon.methods.base import Method, fedavg
 from letheon.middleware import Excluding, Metered, Quorum
-from letheon.phase import Phase, State, seed_of
+from letheon.phase import Observer, Phase, State, drive, seed_of
 from letheon.runtimes.inprocess import InProcess
 from letheon.stage import Outcome, Stage, finished
 from letheon.tasks.population import Population
@@ -26,6 +27,7 @@ from letheon.work import Federation
 
 log = logging.getLogger(__name__)
 
+KNOWN = "requests.json"
 Stack = Callable[[Federation], Federation]
 
 
@@ -69,6 +71,10 @@ class Run:
         origin: the model before the request.
         unlearned: by method label, the model after unlearning.
         continued: by method label, the model after continued training.
+        trained: the models before the request of those methods that train their own.
+        later: by method label, the models after each further request.
+        known: by method label, the KR (per cent) of every request after each request and, last, after continued
+            training; of ``origin``, before the first. Empty if there is one request only.
     """
 
     experiment: Experiment
@@ -77,6 +83,13 @@ class Run:
     origin: Outcome
     unlearned: Mapping[str, Outcome]
     continued: Mapping[str, Outcome]
+    trained: Mapping[str, Outcome] = field(default_factory=dict)
+    later: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
+    known: Mapping[str, list[list[float]]] = field(default_factory=dict)
+
+    def origin_of(self, label: str) -> Outcome:
+        """The model that the method started from."""
+        return self.trained.get(label, self.origin)
 
 
 def run(
@@ -106,19 +119,22 @@ def run(
     cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
     clients = [Client(name, data, experiment.task) for name, data in sorted(population.clients.items())]
     with InProcess(clients, workers=workers) as runtime:
-        evaluate = Evaluator(experiment.task, population, workers=workers)
+        evaluates = [Evaluator(experiment.task, each, workers=workers) for each in (population, *population.later)]
         try:
             life = _Life(
                 experiment,
                 population,
                 runtime=runtime,
-                evaluate=evaluate,
+                evaluates=evaluates,
                 stages=stages(folder, cache, used=versions(), data=data),
                 listener=listener or Silent(),
             )
             result = life.whole(folder)
         finally:
-            evaluate.close()
+            for evaluate in evaluates:
+                evaluate.close()
+    if result.known:
+        write_json(folder / KNOWN, dict(result.known))
     write_json(folder / "population.json", described(experiment, population))
     return result
 
@@ -154,6 +170,9 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
         outcomes["origin"],
         {label: outcomes[f"{label}.unlearn"] for label in labels},
         {label: outcomes[f"{label}.continue"] for label in labels},
+        {label: outcomes[f"{label}.train"] for label in labels if f"{label}.train" in outcomes},
+        {label: tuple(outcomes[name] for name in unlearning(experiment, label)[1:]) for label in labels},
+        json.loads((folder / KNOWN).read_text()) if experiment.then else {},
     )
 
 
@@ -166,38 +185,62 @@ class _Life:
         population: Population,
         *,
         runtime: InProcess,
-        evaluate: Evaluator,
+        evaluates: Sequence[Evaluator],
         stages: Path,
         listener: Listener,
     ) -> None:
         self._experiment = experiment
         self._population = population
         self._runtime = runtime
-        self._evaluate = evaluate
+        self._evaluates = evaluates
         self._stages = stages
         self._listener = listener
         self._owners = owners(experiment)
 
     def whole(self, folder: Path) -> Run:
-        """Origin, the request, and for each method: unlearn, continue."""
+        """Origin, and for each method: serve the requests one after another, continue."""
         experiment = self._experiment
         initial = experiment.task.init(experiment.seed)
         origin = self._stage("origin", training_phases(experiment), initial, lambda inner: inner)
-        for client in self._runtime.clients:
-            client.admit(self._population.request)
+        trained = {
+            label: self._stage(f"{label}.train", own_training(experiment, method), initial, lambda inner: inner)
+            for label, method in experiment.methods.items()
+            if has_own_training(method)
+        }
         unlearned, continued = {}, {}
+        known: dict[str, list[list[float]]] = {}
         for label, method in experiment.methods.items():
-            unlearned[label], continued[label] = self._method(label, method, origin.state)
-        return Run(experiment, folder, self._population, origin, unlearned, continued)
+            start = seen_by(method, trained.get(label, origin).state)
+            *unlearned[label], continued[label] = self._method(label, method, start)
+            if len(unlearned[label]) > 1:
+                known.setdefault("origin", [self._known(origin.state)])
+                known[label] = [self._known(o.state) for o in (*unlearned[label], continued[label])]
+        firsts = {label: outcomes[0] for label, outcomes in unlearned.items()}
+        later = {label: tuple(outcomes[1:]) for label, outcomes in unlearned.items()}
+        return Run(experiment, folder, self._population, origin, firsts, continued, trained, later, known)
 
-    def _method(self, label: str, method: Method, origin: State) -> tuple[Outcome, Outcome]:
-        experiment = self._experiment
-        unlearned = self._stage(f"{label}.unlearn", method.phases(origin, experiment.task), origin, self._excluding)
-        phases = continued_phases(experiment) if not unlearned.diverged else []
-        return unlearned, self._stage(f"{label}.continue", phases, unlearned.state, self._excluding)
+    def _method(self, label: str, method: Method, state: State) -> list[Outcome]:
+        """The outcomes of all requests, then of continued training."""
+        experiment, outcomes = self._experiment, list[Outcome]()
+        for served, name in enumerate(unlearning(experiment, label), 1):
+            stack = self._admitted(served)
+            phases = method.phases(state, experiment.task) if not any(o.diverged for o in outcomes) else []
+            outcomes.append(self._stage(name, phases, state, stack))
+            state = outcomes[-1].state
+        phases = continued_phases(experiment) if not any(o.diverged for o in outcomes) else []
+        return [*outcomes, self._stage(f"{label}.continue", phases, state, stack)]
 
-    def _excluding(self, inner: Federation) -> Federation:
-        return Excluding(inner, request=self._population.request.id)
+    def _admitted(self, served: int) -> Stack:
+        """Have the clients admit the first ``served`` requests and no other; the methods of a run share the clients."""
+        requests = self._population.requests[:served]
+        for client in self._runtime.clients:
+            client.requests = {}
+            for request in requests:
+                client.admit(request)
+        return lambda inner: Excluding(inner, request=requests[-1].id)
+
+    def _known(self, state: State) -> list[float]:
+        return [evaluate("", 0, state).kr for evaluate in self._evaluates]
 
     def _stage(self, name: str, phases: Sequence[Phase], start: State, stack: Stack) -> Outcome:
         owner = self._owners[name]
@@ -210,11 +253,16 @@ class _Life:
         self._listener.stage_started(name, sum(phase.rounds for phase in phases))
         meter = Metered(self._runtime)
         quorum = Quorum(meter, minimum=self._experiment.minimum)
-        curve = Curve(self._evaluate, lambda point: self._listener.point_reached(name, point))
+        curve = Curve(self._evaluates[0], lambda point: self._listener.point_reached(name, point))
         stage = Stage(folder, owner=owner, meter=meter, quorum=quorum, curve=curve)
         outcome = stage.run(phases, stack(quorum), start, seed=_stage_seed(self._experiment.seed, name))
         self._listener.stage_finished(name, outcome, cached=False)
         return outcome
+
+
+def unlearning(experiment: Experiment, label: str) -> list[str]:
+    """The names of a method's unlearning stages, one for each request."""
+    return [f"{label}.unlearn", *(f"{label}.unlearn{number}" for number in range(2, len(experiment.then) + 2))]
 
 
 def training_phases(experiment: Experiment) -> list[Phase]:
@@ -228,23 +276,58 @@ def training_phases(experiment: Experiment) -> list[Phase]:
     return [Phase("train", step, experiment.train_rounds)]
 
 
+def records_training(method: Method) -> bool:
+    """Whether the method records what happens while the shared Origin is trained."""
+    return type(method).training is not Method.training
+
+
+def seen_by(method: Method, origin: State) -> State:
+    """Origin as the method gets it: a history that others recorded names clients, and is none of its business."""
+    own = {name: tensor for name, tensor in origin.memory.items() if name.startswith(f"{method.name}/")}
+    return replace(origin, memory=own)
+
+
+def has_own_training(method: Method) -> bool:
+    """Whether the method starts from a model that was trained its way."""
+    return type(method).origin is not Method.origin
+
+
+def own_training(experiment: Experiment, method: Method) -> list[Phase]:
+    """The training run of a method that has its own."""
+    return list(method.origin(experiment.task, experiment.local, experiment.train_rounds))
+
+
 def continued_phases(experiment: Experiment) -> list[Phase]:
     """Plain FedAvg on the retained data: no method protects its work here."""
     local = replace(experiment.local, first_round=experiment.train_rounds)
     return [Phase("continue", fedavg(local), experiment.continue_rounds)]
 
 
+def continued_again(
+    run: Run, start: State, rounds: int, *, runtime: Federation, observers: Sequence[Observer] = ()
+) -> State:
+    """The first rounds of continued training from ``start``, seeded as in the run; nothing is written.
+
+    From a method's unlearned state it goes through the very states that the run went through.
+    """
+    phases = [replace(phase, rounds=rounds) for phase in continued_phases(run.experiment)]
+    federation = Excluding(Quorum(runtime, minimum=run.experiment.minimum), request=run.population.requests[-1].id)
+    return drive(phases, federation, start, seed=_stage_seed(run.experiment.seed, "continue"), observers=observers)
+
+
 def owners(experiment: Experiment) -> dict[str, str]:
     """For each stage, the digest of everything that determines its outcome: stages of equal digest are one stage."""
     shared = config.plain(experiment)
     base = {key: shared[key] for key in shared if key not in ("method", "compare", "continue_rounds", "title")}
-    recording = [m for m in experiment.methods.values() if type(m).training is not Method.training]
+    recording = [method for method in experiment.methods.values() if records_training(method)]
     if recording:  # they take part in training
         base["recording"] = [config.plain(method) for method in recording]
     named = {"origin": {"base": base}}
     for label, method in experiment.methods.items():
         unlearn = {"base": base, "method": config.plain(method)}
-        named[f"{label}.unlearn"] = unlearn
+        if has_own_training(method):
+            named[f"{label}.train"] = unlearn | {"stage": "train"}
+        named |= {name: unlearn | {"request": number} for number, name in enumerate(unlearning(experiment, label))}
         named[f"{label}.continue"] = unlearn | {"continue_rounds": experiment.continue_rounds}
     return {name: config.digest(part) for name, part in named.items()}
 

@@ -6,13 +6,23 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import torch
+
 from letheon.calibration import Pace, calibrate
 from letheon.curve import Point
 from letheon.experiment import Experiment
 from letheon.journal import KEPT, save_state
 from letheon.middleware import Cost, DryRun, Excluding, Metered
 from letheon.phase import Phase, State
-from letheon.pipeline import continued_phases, training_phases
+from letheon.pipeline import (
+    continued_phases,
+    has_own_training,
+    own_training,
+    records_training,
+    seen_by,
+    training_phases,
+    unlearning,
+)
 from letheon.runtimes.inprocess import available_cores
 from letheon.tasks.population import Population
 from letheon.work import Federation, Reply, Work
@@ -32,12 +42,12 @@ class PhasePlan:
         steps: how often its step is repeated; also the points it adds to the curve.
         rounds: round trips to the clients; a step at the server alone has none.
         samples: samples that pass through a model at clients.
-        flops: 2 for each multiply-accumulate; of the phase ``amplify``, which may stop early, an upper bound.
+        flops: 2 for each multiply-accumulate; of an ascent, which may stop early, an upper bound.
         bytes_down: sent to clients.
         bytes_up: sent by clients.
         seconds: estimate, evaluation and journal included.
-        is_exact: whether the counts hold to the last byte; else the method searches, and they are what the longest
-            search takes.
+        is_exact: whether the counts hold to the last byte; else the method searches or stops by itself, and they are
+            what the longest way takes.
     """
 
     phase: str
@@ -96,13 +106,23 @@ def plan(experiment: Experiment, *, workers: int | None = None) -> Plan:
     population = experiment.populate()
     workers = workers or available_cores()
     pace = calibrate(experiment, population, workers)
-    pricing = _Pricing(DryRun(_sizes(population), task), population.request.id, pace)
+    records = any(records_training(method) or has_own_training(method) for method in experiment.methods.values())
+    pricings = [
+        _Pricing(DryRun(_sizes(population, served), task), population.requests[max(0, served - 1)].id, pace, records)
+        for served in range(len(population.requests) + 1)
+    ]
     disk, stages = _Disk(experiment, population), []
-    origin = state = task.init(experiment.seed)
+    origin = state = fresh = task.init(experiment.seed)
+    trained: dict[str, State] = {}
     for name, phases in stages_of(experiment):
-        start = origin if name.endswith(".unlearn") else state
-        state, priced = pricing.stage(phases, start, admitted=name != "origin")
-        origin = state if name == "origin" else origin
+        label, _, kind = name.rpartition(".")
+        served = len(population.requests) if kind == "continue" else _served(kind)
+        begin = {"origin": fresh, "train": fresh}
+        if kind == "unlearn":
+            begin["unlearn"] = seen_by(experiment.methods[label], trained.get(label, origin))
+        state, priced = pricings[served].stage(phases, begin.get(kind, state), admitted=served > 0)
+        origin = state if kind == "origin" else origin
+        trained |= {label: state} if kind == "train" else {}
         disk.add(state, priced)
         stages.append(StagePlan(name, priced))
     total = summed([phase for stage in stages for phase in stage.phases])
@@ -114,7 +134,10 @@ def stages_of(experiment: Experiment) -> list[tuple[str, list[Phase]]]:
     start = experiment.task.init(experiment.seed)
     stages = [("origin", training_phases(experiment))]
     for label, method in experiment.methods.items():
-        stages.append((f"{label}.unlearn", list(method.phases(start, experiment.task))))
+        if has_own_training(method):
+            stages.append((f"{label}.train", own_training(experiment, method)))
+    for label, method in experiment.methods.items():
+        stages += [(name, list(method.phases(start, experiment.task))) for name in unlearning(experiment, label)]
         stages.append((f"{label}.continue", continued_phases(experiment)))
     return stages
 
@@ -125,12 +148,18 @@ def summed(phases: Sequence[PhasePlan]) -> PhasePlan:
     return PhasePlan("total", **total, is_exact=all(phase.is_exact for phase in phases))
 
 
-def _sizes(population: Population) -> dict[str, dict[str, int]]:
-    """For each client, how many samples each part has."""
+def _served(kind: str) -> int:
+    """How many requests are admitted in a stage: 0 while training, then 1, 2 and so on."""
+    return int(kind.removeprefix("unlearn") or 1) if kind.startswith("unlearn") else 0
+
+
+def _sizes(population: Population, served: int) -> dict[str, dict[str, int]]:
+    """For each client, how many samples each part has when so many requests are admitted."""
     sizes = {}
     for name, data in population.clients.items():
-        forget = int(population.request.mask(name, data).sum())
-        sizes[name] = {"all": len(data), "forget": forget, "retain": len(data) - forget}
+        covered = [request.mask(name, data) for request in population.requests[: max(1, served)]]
+        gone = torch.stack(covered).any(0)
+        sizes[name] = {"all": len(data), "forget": int(covered[-1].sum()), "retain": int((~gone).sum())}
     return sizes
 
 
@@ -141,6 +170,7 @@ class _Pricing:
     dry: DryRun
     request: str
     pace: Pace
+    records_training: bool
 
     def stage(self, phases: Sequence[Phase], start: State, *, admitted: bool) -> tuple[State, tuple[PhasePlan, ...]]:
         """The state with everything that the stage keeps, and each phase's price."""
@@ -153,10 +183,13 @@ class _Pricing:
         return replace(state, scratch={}), tuple(priced)
 
     def phase(self, phase: Phase, state: State, *, admitted: bool, later: float) -> tuple[State, Cost]:
-        """The first step, and the second one for all that follow: what is asked once is counted once."""
+        """The first step, and the second one for all that follow: what is asked once is counted once.
+
+        All steps of a training run that leaves a history: what comes later reads it.
+        """
         meter = Metered(_Judged(self.dry, later))
         federation: Federation = Excluding(meter, request=self.request) if admitted else meter
-        for t in range(min(2, phase.rounds)):
+        for t in range(phase.rounds if self.records_training and not admitted else min(2, phase.rounds)):
             state = phase.step(federation, state, t)
             meter.observe(str(t), 1, state)
         return state, _repeated(meter.phases, phase.rounds)
@@ -165,7 +198,8 @@ class _Pricing:
         most = {name: max(getattr(one, name), getattr(other, name)) for name in COUNTED}
         least = {name: min(getattr(one, name), getattr(other, name)) for name in COUNTED}
         seconds = self.pace.seconds(most["flops"], phase.rounds)
-        return PhasePlan(phase.name, phase.rounds, **most, seconds=seconds, is_exact=most == least)
+        is_exact = most == least and phase.until is None
+        return PhasePlan(phase.name, phase.rounds, **most, seconds=seconds, is_exact=is_exact)
 
 
 @dataclass
@@ -187,11 +221,11 @@ class _Judged:
 
 
 def _repeated(steps: Sequence[Cost], rounds: int) -> Cost:
-    """The first step once, the last one for all others."""
+    """The steps that were taken, the last one for all others."""
     total = Cost("")
     for name in COUNTED:
-        first, last = getattr(steps[0], name), getattr(steps[-1], name)
-        setattr(total, name, first + (rounds - 1) * last)
+        taken = [getattr(step, name) for step in steps]
+        setattr(total, name, sum(taken) + (rounds - len(taken)) * taken[-1])
     return total
 
 

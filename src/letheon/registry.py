@@ -67,6 +67,76 @@ METHODS: dict[str, Entry] = {
         "Move the model by random noise of a given norm: the control for mere distance.",
         _ALL_SCOPES,
     ),
+    "fedosd": Entry(
+        "letheon.methods.fedosd:FedOSD",
+        "Step where no retained client's update points, then train without going back; reads each update.",
+        _ALL_SCOPES,
+    ),
+    "fedau": Entry(
+        "letheon.methods.fedau:FedAU",
+        "Blend a last layer trained on wrong labels into the model, then restore; features stay as they are.",
+        _ALL_SCOPES,
+    ),
+    "fedau-in-training": Entry(
+        "letheon.methods.fedau:FedAUInTraining",
+        "FedAU with the wrong-label layers of all clients trained while the model learns.",
+        ("client",),
+    ),
+    "pga": Entry(
+        "letheon.methods.pga:PGA",
+        "Ascend on the data to forget inside a ball around a model without it, then restore.",
+        ("client", "class"),
+    ),
+    "federaser": Entry(
+        "letheon.methods.federaser:FedEraser",
+        "Replay the training run without a client, with steps of the recorded lengths; needs a history.",
+        ("client",),
+    ),
+    "rapid-retraining": Entry(
+        "letheon.methods.rapid:RapidRetraining",
+        "Train anew on the retained data with Newton steps, for fewer rounds.",
+        _ALL_SCOPES,
+    ),
+    "fused": Entry(
+        "letheon.methods.fused:FUSED",
+        "Overwrite with adapters on a frozen model: reversible, a control for methods that erase.",
+        _ALL_SCOPES,
+    ),
+    "detach": Entry(
+        "letheon.methods.detach:Detach",
+        "Leave, and nothing else: the control for what continued training forgets by itself.",
+        _ALL_SCOPES,
+    ),
+    "weight-distortion": Entry(
+        "letheon.methods.distortion:WeightDistortion",
+        "Add Gaussian noise to all weights, then restore on the retained data.",
+        _ALL_SCOPES,
+    ),
+    "weight-distance": Entry(
+        "letheon.methods.distance:WeightDistance",
+        "Train on the retained data and be paid for the distance to the old model.",
+        _ALL_SCOPES,
+    ),
+    "suppressed-recovery": Entry(
+        "letheon.methods.suppressed:SuppressedRecovery",
+        "Ascend without harm to the retained data, then recover without steps back; an ablation like FedCARE.",
+        _ALL_SCOPES,
+    ),
+    "fedu": Entry(
+        "letheon.methods.fedu:FedU",
+        "Subtract the influence of the data to forget, balanced with training; an approximation of FedU.",
+        _ALL_SCOPES,
+    ),
+    "ridge": Entry(
+        "letheon.methods.ridge:Ridge",
+        "Subtract samples exactly from a ridge head on a frozen random extractor; trains its own Origin.",
+        _ALL_SCOPES,
+    ),
+    "fats": Entry(
+        "letheon.methods.fats:FATS",
+        "Train in small random draws; run again, exactly, from the first that the data were in; own Origin.",
+        _ALL_SCOPES,
+    ),
 }
 
 TASKS: dict[str, Entry] = {
@@ -75,6 +145,11 @@ TASKS: dict[str, Entry] = {
     ),
     "mnist5k": Entry("letheon.tasks.vision:MNIST5k", "A sample of 5,000 images of MNIST."),
     "mnist": Entry("letheon.tasks.vision:MNIST", "MNIST: 60,000 images to train on, 10,000 to test."),
+    "cifar10": Entry("letheon.tasks.cifar:CIFAR10", "CIFAR-10: colour images of 32 by 32; ResNet-18 or HSViT."),
+    "tiny-imagenet": Entry(
+        "letheon.tasks.tiny_imagenet:TinyImageNet",
+        "Tiny-ImageNet: colour images of 64 by 64 in 200 classes; HSViT or ResNet-18.",
+    ),
 }
 
 

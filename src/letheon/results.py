@@ -18,7 +18,7 @@ from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.resurfacing import resurfacing, unsuccessful
 from letheon.metrics.retention import Bits, continued_retention, retention
 from letheon.metrics.utility import collapsed, utility, worst_class, worst_client
-from letheon.metrics.verdict import Verdict, verdict, void_reasons
+from letheon.metrics.verdict import Verdict, control_suffices, verdict, void_reasons
 from letheon.middleware import Cost
 from letheon.pipeline import Run
 from letheon.stage import Outcome
@@ -68,9 +68,12 @@ class Results:
         """MU of a point; at class level over the retained classes."""
         return utility(point.test_correct, self._test_counts, without=self._forgotten)
 
-    def kr_origin(self) -> Measurement:
-        """KR before unlearning."""
-        return retention(self.bits(self.run.origin)[-1])
+    def kr_origin(self, label: str | None = None) -> Measurement:
+        """KR before unlearning; of the model that a method trained for itself, if it did."""
+        return retention(self.bits(self._origin(label))[-1])
+
+    def _origin(self, label: str | None) -> Outcome:
+        return self.run.origin if label is None else self.run.origin_of(label)
 
     def u_kr(self, label: str) -> Measurement:
         """KR at the end of unlearning."""
@@ -87,17 +90,33 @@ class Results:
         retrain = (self.run.unlearned[self.retrain], self.run.continued[self.retrain])
         broken = [outcome.diverged for outcome in (self.run.origin, *retrain) if outcome.diverged]
         attack = self.attack(self.run.origin.points[-1])
-        control = continued_retention(self.continued_bits(self.control), "max") if self.control else None
         return [f"the reference diverged: {reason}" for reason in broken] + void_reasons(
             number(self.kr_origin()),
             number(self.u_kr(self.retrain)),
             n=self.n,
             attack=number(attack) if attack else None,
             ct_kr_retrain=number(self._ct_kr_retrain),
-            ct_kr_control=number(control) if control else None,
+            ct_kr_control=None if self._forgotten is not None else self._ct_kr_control,
             mu_origin=number(self.mu(self.run.origin.points[-1])),
             mu_retrain=number(self.mu(self.run.continued[self.retrain].points[-1])),
         )
+
+    @cached_property
+    def _ct_kr_control(self) -> float | None:
+        if self.control is None:
+            return None
+        return number(continued_retention(self.continued_bits(self.control), "max"))
+
+    @cached_property
+    def caveat(self) -> str | None:
+        """What qualifies every rate of a run that is not void.
+
+        A class of which nothing is left in training is forgotten by training alone, always: at class level that makes
+        no run void, but it has to be said.
+        """
+        if self._forgotten is None or self._ct_kr_control is None:
+            return None
+        return control_suffices(self._ct_kr_control, number(self._ct_kr_retrain), self.n)
 
     def rr(self, label: str) -> Measurement:
         """RR, or why there is none: void run, collapsed model, failed forgetting, no room; in this order."""
@@ -111,12 +130,12 @@ class Results:
             reason = collapsed(
                 number(self.mu(unlearned.points[-1])),
                 number(self.mu(continued.points[-1])),
-                number(self.mu(self.run.origin.points[-1])),
+                number(self.mu(self.run.origin_of(label).points[-1])),
                 number(self.mu(self.run.continued[self.retrain].points[-1])),
-            ) or unsuccessful(number(self.u_kr(label)), number(self.kr_origin()), number(self.u_kr(self.retrain)))
+            ) or unsuccessful(number(self.u_kr(label)), number(self.kr_origin(label)), number(self.u_kr(self.retrain)))
         if reason:
             return Measurement(reason, None, None, self.n)
-        origin = self.bits(self.run.origin)[-1]
+        origin = self.bits(self.run.origin_of(label))[-1]
         return resurfacing(self.continued_bits(label), self.continued_bits(self.retrain), origin)
 
     def verdict(self, label: str) -> Verdict:
@@ -155,15 +174,15 @@ class Results:
         row |= self.mu(continued.points[-1]).fields("mu")
         row |= self.mu(self.run.continued[self.retrain].points[-1]).fields("mu_retrain")
         row |= self.mu(unlearned.points[-1]).fields("mu_unlearned")
-        row |= self.mu(self.run.origin.points[-1]).fields("mu_origin")
+        row |= self.mu(self.run.origin_of(label).points[-1]).fields("mu_origin")
         row |= self._worst(continued.points[-1])
-        row |= self.kr_origin().fields("kr_origin")
+        row |= self.kr_origin(label).fields("kr_origin")
         row |= self._ct_kr_retrain.fields("kr_retrain")
         row |= self.u_kr(label).fields("u_kr")
         row |= continued_retention(self.continued_bits(label), "max").fields("ct_kr_max")
         row |= continued_retention(self.continued_bits(label), "mean").fields("ct_kr_mean")
         row |= continued_retention(self.continued_bits(label), "last").fields("ct_kr_last")
-        row |= self._attacks(continued.points[-1])
+        row |= self._attacks(self.run.origin_of(label).points[-1], continued.points[-1])
         row |= rr.fields("rr") | _why(rr.value)
         row |= {
             "rounds": cost.rounds,
@@ -175,6 +194,7 @@ class Results:
             "verdict": outcome.status,
             "verdict_reasons": list(outcome.reasons),
             "control": self.control,
+            "caveat": self.caveat,
         }
         return row
 
@@ -183,9 +203,9 @@ class Results:
         client, value = worst_client(point.test_correct, self._test_counts, self._retained_labels)
         return fields | value.fields("mu_worst_client") | {"worst_client": client}
 
-    def _attacks(self, point: Point) -> dict[str, Any]:
-        """ASR: of Origin, and after continued training."""
-        at_origin, at_end = self.attack(self.run.origin.points[-1]), self.attack(point)
+    def _attacks(self, origin: Point, end: Point) -> dict[str, Any]:
+        """ASR: of the model before the request, and after continued training."""
+        at_origin, at_end = self.attack(origin), self.attack(end)
         if at_origin is None or at_end is None:
             names = [f"{name}{end}" for name in ("asr", "asr_origin") for end in ("", "_low", "_high")]
             return dict.fromkeys(names)

@@ -14,10 +14,8 @@ from letheon.curve import Curve, Point, points_of
 from letheon.errors import Diverged, JournalError
 from letheon.files import read_sealed, write, write_sealed
 from letheon.journal import Companion, DiskJournal, load_state, save_state
-from letheon.methods.lethe import AMPLIFIED, alignment_log
-from letheon.methods.rectify import COLUMNS
 from letheon.middleware import Cost, Metered, Quorum
-from letheon.phase import Observer, Phase, State, drive
+from letheon.phase import LOG, Observer, Phase, State, drive
 from letheon.work import Federation
 
 log = logging.getLogger(__name__)
@@ -34,46 +32,43 @@ class Outcome:
         points: the curve; the first point is the model that the stage began with.
         costs: of each phase.
         events: quarantined replies.
-        alignments: for each rectification round, the rows of the alignment log (columns ``COLUMNS``).
+        logs: by name, what the method logged, in the order of rounds.
         diverged: empty, or why the stage stopped early.
-        amplified: steps taken in Lethe's ascent and the mean loss reached, in nats; empty without one.
     """
 
     state: State
     points: list[Point]
     costs: list[Cost]
     events: list[dict[str, Any]]
-    alignments: list[list[list[float]]]
+    logs: Mapping[str, list[Any]]
     diverged: str = ""
-    amplified: tuple[float, ...] = ()
 
 
-class Alignments:
-    """Keeps the alignment log of every rectification round, and what the ascent before them reached."""
+class Logs:
+    """Keeps what methods log: the entries ``log/…`` of each round's scratch, as nested lists of numbers."""
 
     def __init__(self) -> None:
-        self.rounds: list[list[list[float]]] = []
-        self.amplified: tuple[float, ...] = ()
+        self.entries: dict[str, list[Any]] = {}
 
     def observe(self, phase: str, done: int, state: State) -> None:
-        """Take the log out of the state, if there is a new one."""
-        if phase == "amplify" and AMPLIFIED in state.scratch:
-            self.amplified = tuple(_finite(value) for value in state.scratch[AMPLIFIED].tolist())
-        rows = alignment_log(state)
-        if rows is not None and phase == "rectify":
-            self.rounds.append([[_finite(value) for value in row] for row in rows.tolist()])
+        """Take this round's entries."""
+        for name, tensor in state.scratch.items():
+            if name.startswith(LOG):
+                self.entries.setdefault(name.removeprefix(LOG), []).append(_finite(tensor.tolist()))
 
     def dump(self) -> Any:
         """As plain data."""
-        return {"rounds": self.rounds, "amplified": list(self.amplified)}
+        return self.entries
 
     def load(self, data: Any) -> None:
         """The inverse of ``dump``."""
-        self.rounds, self.amplified = data["rounds"], tuple(data["amplified"])
+        self.entries = dict(data)
 
 
-def _finite(value: float) -> float:
+def _finite(value: Any) -> Any:
     """JSON has no infinities; a huge number says the same in a log."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     return 1e300 if math.isnan(value) else max(-1e300, min(1e300, value))
 
 
@@ -115,12 +110,12 @@ class Stage:
         self._folder = folder
         self._owner = owner
         self._meter, self._quorum, self._curve = meter, quorum, curve
-        self._alignments = Alignments()
+        self._logs = Logs()
         companions: dict[str, Companion] = {
             "curve": curve,
             "meter": meter,
             "quorum": quorum,
-            "alignments": self._alignments,
+            "logs": self._logs,
         }
         self._journal = DiskJournal(folder / "journal", owner=owner, companions=companions)
 
@@ -133,7 +128,7 @@ class Stage:
         if saved is None:
             self._curve.observe("start", 0, start)
         last, diverged = _Last(saved[2] if saved else start), ""
-        observers: list[Observer] = [self._meter.observe, self._quorum.observe, self._alignments.observe]
+        observers: list[Observer] = [self._meter.observe, self._quorum.observe, self._logs.observe]
         observers += [self._curve.observe, last.observe]
         try:
             journal = _Resumed(self._journal, saved)
@@ -147,9 +142,8 @@ class Stage:
             self._curve.points,
             self._meter.phases,
             self._quorum.events,
-            self._alignments.rounds,
+            self._logs.entries,
             diverged,
-            self._alignments.amplified,
         )
         self._keep(outcome)
         return outcome
@@ -172,11 +166,7 @@ class Stage:
             "curve": [asdict(point) for point in outcome.points],
             "costs": [asdict(cost) for cost in outcome.costs],
             "events": outcome.events,
-            "alignments": {
-                "columns": list(COLUMNS),
-                "rounds": outcome.alignments,
-                "amplified": list(outcome.amplified),
-            },
+            "logs": outcome.logs,
             "diverged": outcome.diverged,
         }
         write_sealed(self._folder / "result.json", result)  # last: a stage is complete once this is there
@@ -204,8 +194,6 @@ def finished(folder: Path, owner: str) -> Outcome | None:
 def _outcome(state: State, result: Mapping[str, Any]) -> Outcome:
     try:
         costs, points = [Cost(**row) for row in result["costs"]], points_of(result["curve"])
-        logged = result["alignments"]
-        events, diverged = result["events"], result["diverged"]
-        return Outcome(state, points, costs, events, logged["rounds"], diverged, tuple(logged["amplified"]))
+        return Outcome(state, points, costs, result["events"], result["logs"], result["diverged"])
     except (KeyError, TypeError) as error:
         raise JournalError(f"result.json was written by another version of Letheon ({error!r})") from error

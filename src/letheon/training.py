@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from letheon.data import Data
 from letheon.errors import ConfigError, DataError
 from letheon.work import Scalar
 
-Optimizer = Literal["sgd", "adam", "adamw"]
+Optimizer = Literal["sgd", "adam", "adamw", "fisher"]
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+BLOCK = 3
+"""Entries that share one curvature in the optimizer ``fisher``, as Rapid Retraining has it."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +26,10 @@ class Local:
     """How a client trains in one round. The optimizer starts anew every round.
 
     Attributes:
-        optimizer: ``sgd``, ``adam`` or ``adamw``.
+        optimizer: ``sgd``, ``adam``, ``adamw``, or ``fisher``: Adam with one second moment for each ``BLOCK`` entries.
         lr: learning rate of round 0.
-        momentum: of SGD; Adam's betas are torch's defaults.
-        weight_decay: added to the gradient (SGD, Adam) or decoupled (AdamW).
+        momentum: of SGD; the betas of the others are torch's defaults for Adam, 0.9 and 0.999.
+        weight_decay: added to the gradient (SGD, Adam, fisher) or decoupled (AdamW).
         batch_size: samples a step; the last partial batch is kept.
         epochs: passes over the client's data.
         steps: if set, exactly so many steps instead of ``epochs``, starting new passes as needed.
@@ -46,8 +50,8 @@ class Local:
     first_round: int = 0
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "adam", "adamw"):
-            raise ConfigError(f"local.optimizer: unknown {self.optimizer!r}; use sgd, adam or adamw")
+        if self.optimizer not in get_args(Optimizer):
+            raise ConfigError(f"local.optimizer: unknown {self.optimizer!r}; use {', '.join(get_args(Optimizer))}")
         for name in ("lr", "batch_size", "epochs", "steps", "clip", "decay"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -69,6 +73,10 @@ class Local:
         """The inverse of ``options``; other keys are ignored, they belong to the work function."""
         known = {f.name for f in fields(cls)}
         return cls(**{name: value for name, value in options.items() if name in known})  # type: ignore[arg-type]
+
+    def count(self, n: int) -> int:
+        """How many steps are taken when ``n`` samples are at hand."""
+        return self.epochs * -(-n // self.batch_size) if self.steps is None else self.steps
 
     def samples(self, n: int) -> int:
         """How many samples pass through the model when ``n`` are at hand."""
@@ -118,7 +126,7 @@ def train(module: nn.Module, loss: Loss, data: Data, local: Local, *, seed: int)
         raise DataError("local.batch_size: 1 cannot train a model with BatchNorm, which needs at least 2; raise it")
     module.train()
     params = [p for p in module.parameters() if p.requires_grad]
-    step = _stepper(params, local)
+    step = stepper(params, local)
     generator = torch.Generator().manual_seed(seed)
     total, seen = 0.0, 0
     for index in batches(len(data), local, generator, smallest=smallest):
@@ -142,31 +150,34 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
 
 
-def _stepper(params: list[nn.Parameter], local: Local) -> Callable[[list[Tensor]], None]:
-    """The update rule. SGD is written out: importing torch.optim costs over a second a process."""
-    return _sgd(params, local) if local.optimizer == "sgd" else _adam(params, local)
+def stepper(params: Sequence[Tensor], local: Local) -> Callable[[list[Tensor]], None]:
+    """The update rule: a function of the gradients that moves ``params`` in place, one step a call.
+
+    SGD is written out: importing torch.optim costs over a second a process.
+    """
+    rules = {"sgd": _sgd, "adam": _adam, "adamw": _adam, "fisher": _fisher}
+    return rules[local.optimizer](list(params), local)
 
 
-def _sgd(params: list[nn.Parameter], local: Local) -> Callable[[list[Tensor]], None]:
-    plain: list[Tensor] = list(params)
+def _sgd(params: list[Tensor], local: Local) -> Callable[[list[Tensor]], None]:
     velocity: list[Tensor] = []
 
     @torch.no_grad()
     def step(gradients: list[Tensor]) -> None:
         if local.weight_decay:
             # Not in place: autograd hands out one tensor for two parameters that enter as a sum.
-            gradients = list(torch._foreach_add(gradients, plain, alpha=local.weight_decay))
+            gradients = list(torch._foreach_add(gradients, params, alpha=local.weight_decay))
         if local.momentum and not velocity:
             velocity.extend(g.clone() for g in gradients)
         elif local.momentum:
             torch._foreach_mul_(velocity, local.momentum)
             torch._foreach_add_(velocity, gradients)
-        torch._foreach_add_(plain, velocity or gradients, alpha=-local.lr)
+        torch._foreach_add_(params, velocity or gradients, alpha=-local.lr)
 
     return step
 
 
-def _adam(params: list[nn.Parameter], local: Local) -> Callable[[list[Tensor]], None]:
+def _adam(params: list[Tensor], local: Local) -> Callable[[list[Tensor]], None]:
     from torch import optim
 
     kind = optim.Adam if local.optimizer == "adam" else optim.AdamW
@@ -178,3 +189,38 @@ def _adam(params: list[nn.Parameter], local: Local) -> Callable[[list[Tensor]], 
         optimizer.step()
 
     return step
+
+
+def _fisher(params: list[Tensor], local: Local) -> Callable[[list[Tensor]], None]:
+    """A Newton step with the diagonal of the empirical Fisher matrix as curvature (Rapid Retraining, arXiv 2203.07320).
+
+    m ← β₁m + (1−β₁)g and v ← β₂v + (1−β₂)·block_means(g²), both corrected for their start at zero, and then
+    w ← w − η·m/(√v + ε).
+    """
+    beta1, beta2, epsilon = 0.9, 0.999, 1e-8
+    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    taken = 0
+
+    @torch.no_grad()
+    def step(gradients: list[Tensor]) -> None:
+        nonlocal taken
+        taken += 1
+        if local.weight_decay:
+            gradients = list(torch._foreach_add(gradients, params, alpha=local.weight_decay))
+        for p, g, m, v in zip(params, gradients, first, second, strict=True):
+            m.mul_(beta1).add_(g, alpha=1 - beta1)
+            v.mul_(beta2).add_(block_means(g * g), alpha=1 - beta2)
+            root = (v / (1 - beta2**taken)).sqrt_().add_(epsilon)
+            p.addcdiv_(m, root, value=-local.lr / (1 - beta1**taken))
+
+    return step
+
+
+def block_means(values: Tensor, size: int = BLOCK) -> Tensor:
+    """Each entry replaced by the mean of its block: ``size`` consecutive entries of the flattened tensor.
+
+    The last block may be shorter; no block reaches into another tensor.
+    """
+    flat = values.flatten()
+    means = F.avg_pool1d(flat[None, None], size, ceil_mode=True)[0, 0]
+    return means.repeat_interleave(size)[: len(flat)].view_as(values)

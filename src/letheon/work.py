@@ -28,6 +28,7 @@ class Work:
         request: id of the request that ``part`` refers to.
         options: scalars for the work function.
         extras: further tensors: a frozen adapter, a projection basis, a reference model.
+        clients: who is asked; None: everybody. Of those asked, who holds nothing of the part does not answer.
         seed: set by ``Seeded``; the client mixes in its own name.
     """
 
@@ -38,7 +39,12 @@ class Work:
     request: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     extras: Params = field(default_factory=dict)
+    clients: tuple[str, ...] | None = None
     seed: int = 0
+
+    def asks(self, client: str) -> bool:
+        """Whether ``client`` is among those asked."""
+        return self.clients is None or client in self.clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +197,17 @@ def _average(
 def average(replies: Iterable[Reply]) -> Average:
     """The weighted mean of the replies to one work."""
     return averages(replies, 1)[0]
+
+
+def separate(replies: Iterable[Reply], works: int) -> list[list[Reply]]:
+    """The usable replies to each work, one by one; a work without any is refused, as by ``averages``."""
+    kept: list[list[Reply]] = [[] for _ in range(works)]
+    for reply in replies:
+        if reply.error:
+            raise RoundError(f"client {reply.client}: {reply.error}")
+        if reply.weight > 0:
+            kept[reply.work].append(reply)
+    for index, usable in enumerate(kept):
+        if not usable:
+            raise RoundError(f"no usable reply to work {index}; the round is refused and the old model kept")
+    return kept

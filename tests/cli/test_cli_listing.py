@@ -29,7 +29,7 @@ def test_every_method_is_listed_with_its_scopes(command: Callable[..., tuple[int
     assert code == 0
     for name, entry in registry.METHODS.items():
         (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
-        assert "client, class, samples" in line
+        assert ", ".join(entry.scopes) in line
         assert entry.summary in line
 
 

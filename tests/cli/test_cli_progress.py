@@ -39,7 +39,7 @@ def point(phase: str, round: int) -> Point:
 
 
 def outcome(*points: Point, diverged: str = "") -> Outcome:
-    return Outcome(State({}), list(points), [], [], [], diverged)
+    return Outcome(State({}), list(points), [], [], {}, diverged)
 
 
 def test_the_time_left_is_the_rounds_left_at_the_pace_of_the_rounds_done_now() -> None:

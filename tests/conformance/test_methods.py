@@ -16,9 +16,19 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "lethe", "adapter": False, "layer": "module", "gamma": {"kind": "clipped", "value": 0.5}},
     {"name": "lethe", "restore_rounds": 0, "literal": True},
     {"name": "lethe", "search": {}},
+    {"name": "lethe", "rounds": "probe", "adapter": False},
     {"name": "puf", "form": "regular", "rate": 5.0},
     {"name": "not", "tensors": ["fc1.weight", "fc1.bias"], "rounds": 2},
     {"name": "retrain", "rounds": 1, "init_seed": 7, "local": {"optimizer": "adamw", "lr": 0.01, "steps": 3}},
+    {"name": "fedosd", "rounds": 3, "restore_rounds": 2, "project": "if_reverting"},
+    {"name": "fedau", "rounds": 3, "factor": 1.0, "restore_rounds": 1, "label_seed": 5},
+    {"name": "pga", "ascent": {"floor": 0.0, "epochs": 2}, "strangers": 1, "restore_rounds": 1},
+    {"name": "weight-distance", "weight": 20.0, "rounds": 2},
+    {"name": "suppressed-recovery", "ascent_rounds": 2, "rounds": 2},
+    {"name": "fedu", "damping": 10.0, "balance_rounds": 1, "rounds": 0},
+    {"name": "fats", "cohort": 2, "steps": 3, "batch_size": 4, "rounds": 3, "seed": 5},
+    {"name": "fused", "layers": 1, "rank": 2, "rounds": 3, "local": {"optimizer": "adam", "lr": 0.01, "clip": 1.0}},
+    {"name": "rapid-retraining", "rounds": 1, "lr": 0.01, "init_seed": 7, "local": {"weight_decay": 0.01, "steps": 3}},
 ]
 WORTHWHILE = ("config", "same-twice", "client-order", "start-untouched", "plan", "buffers", "nothing-kept", "resume")
 

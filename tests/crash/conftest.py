@@ -57,9 +57,8 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "curve": [asdict(point) for point in outcome.points],
         "costs": [asdict(cost) | {"seconds": None} for cost in outcome.costs],
         "events": outcome.events,
-        "alignments": outcome.alignments,
+        "logs": outcome.logs,
         "diverged": outcome.diverged,
-        "amplified": outcome.amplified,
     }
 
 

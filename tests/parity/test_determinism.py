@@ -48,7 +48,7 @@ def outcome(run: Run) -> dict[str, object]:
     stages = {"origin": run.origin, **{f"{k}.u": v for k, v in run.unlearned.items()}}
     stages |= {f"{k}.c": v for k, v in run.continued.items()}
     return {
-        name: (tree.digest(o.state.params), tree.digest(o.state.buffers), [asdict(p) for p in o.points], o.alignments)
+        name: (tree.digest(o.state.params), tree.digest(o.state.buffers), [asdict(p) for p in o.points], o.logs)
         for name, o in stages.items()
     }
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from letheon import tree
 from letheon.adapter import DOWN, DOWN_BIAS, UP, UP_BIAS, Adapter, adapt, ascend, attached, penultimate
 from letheon.methods.lethe import AMPLIFIED, Lethe
-from letheon.phase import State, drive, seed_of
+from letheon.phase import LOG, State, drive, seed_of
 from letheon.tasks.vision import MNIST5k
 from letheon.training import Local, batches
 from letheon.tree import Params
@@ -143,7 +143,7 @@ def test_amplify_changes_the_adapter_and_not_a_bit_of_the_model(small: Small) ->
     assert phase == "amplify"
     assert (tree.digest(amplified.params), tree.digest(amplified.buffers)) == before
     assert float(amplified.scratch[UP].norm()) > 0
-    assert amplified.scratch[AMPLIFIED].tolist()[0] == 5.0
+    assert amplified.scratch[LOG + AMPLIFIED].tolist()[0] == 5.0
     assert [work.part for work in small.tap.calls[0][0]] == ["forget"]
     assert {reply.client for reply in small.tap.calls[0][1]} == {"b"}
 

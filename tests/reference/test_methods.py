@@ -19,7 +19,7 @@ from letheon.methods.noise import Noise, gaussian_like
 from letheon.methods.puf import PUF
 from letheon.methods.rectify import COLUMNS, Gamma, rectify
 from letheon.methods.retrain import Retrain
-from letheon.phase import Phase, State, drive, seed_of
+from letheon.phase import LOG, Phase, State, drive, seed_of
 from letheon.tasks.base import buffers_of
 from letheon.training import Local, batches
 from letheon.tree import Params
@@ -221,7 +221,7 @@ def test_a_round_of_lethe_applies_the_rule_to_the_two_streams_and_takes_the_buff
     groups = dict(small.task.layers) if layer == "module" else {n: (n,) for n in small.start.params}
     rule = slow_rectify(retain, forget, groups, method.gamma.beta)
     assert_close(end.params, {n: p.double() + rule[n] for n, p in small.start.params.items()})
-    assert seen[0].scratch[ALIGNMENT].shape == (len(groups), len(COLUMNS))
+    assert seen[0].scratch[LOG + ALIGNMENT].shape == (len(groups), len(COLUMNS))
     if small.start.buffers:
         assert tree.digest(end.buffers) == tree.digest(pooled(replies))
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -111,6 +111,14 @@ def test_clients_without_the_part_are_not_asked(task: Task) -> None:
     with InProcess(clients(task, 5, 0, 3)) as runtime:
         replies = list(runtime.run(work(task)))
     assert [(reply.client, reply.weight) for reply in replies] == [("c0", 5.0), ("c2", 3.0)]
+
+
+@BOTH
+def test_of_a_cohort_only_the_members_are_asked(task: Task) -> None:
+    with InProcess(clients(task, 5, 4, 0, 3)) as runtime:
+        cohort = replace(work(task), clients=("c3", "c0", "c2"))
+        replies = list(runtime.run(cohort, work(task)))
+    assert [(reply.client, reply.work) for reply in replies] == [("c0", 0), ("c0", 1), ("c1", 1), ("c3", 0), ("c3", 1)]
 
 
 @BOTH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -106,6 +106,13 @@ def test_each_work_needs_its_own_quorum() -> None:
     averages(Quorum(Canned(replies), minimum=2).run(train("retain"), train("forget")), 2)
     with pytest.raises(RoundError, match="1 usable replies to 'train' on 'retain'"):
         averages(Quorum(Canned(replies), minimum=2).run(train("forget"), train("retain")), 2)
+
+
+def test_of_a_cohort_smaller_than_the_quorum_all_must_answer() -> None:
+    quorum = Quorum(Canned([good("a")]), minimum=2)
+    assert average(quorum.run(replace(train(), clients=("a",)))).clients == ("a",)
+    with pytest.raises(RoundError, match="1 usable replies to 'train' on 'retain', 2 needed"):
+        average(quorum.run(replace(train(), clients=("a", "b", "c"))))
 
 
 NAN_REPLY, ERROR_REPLY = BAD["nan"][0], BAD["error"][0]

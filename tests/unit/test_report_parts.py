@@ -63,8 +63,8 @@ def test_the_round_axis_lays_training_unlearning_and_continuation_end_to_end(tra
 
 def test_the_alignment_data_are_the_log(trained: Run, trained_report: Report) -> None:
     (log,) = trained_report.alignments
-    rounds = trained.unlearned["lethe"].alignments
-    assert (log.label, log.ascent) == ("lethe", trained.unlearned["lethe"].amplified)
+    rounds = trained.unlearned["lethe"].logs["alignment"]
+    assert (log.label, log.ascent) == ("lethe", tuple(trained.unlearned["lethe"].logs["amplified"][0]))
     assert log.layers == tuple(trained.origin.state.params)
     assert len(log.cells) == len(rounds) * len(log.layers) == 2 * len(log.layers)
     for cell in log.cells:

@@ -53,7 +53,7 @@ def outcome(shares: Shares, *, diverged: str = "", costs: Sequence[Cost] = (), a
         bits = np.packbits(np.arange(N) < kr).tobytes().hex()
         right = [round(mu * TESTS / 1000)] * 10
         points.append(Point("start" if at == 0 else "x", at, kr, mu, 0.5, bits, tuple(right), attack))
-    return Outcome(State({"w": torch.zeros(3)}, memory={"m": torch.zeros(5)}), points, list(costs), [], [], diverged)
+    return Outcome(State({"w": torch.zeros(3)}, memory={"m": torch.zeros(5)}), points, list(costs), [], {}, diverged)
 
 
 ORIGIN = outcome([(1.0, 10.0), (95.0, 95.0)])
@@ -119,6 +119,17 @@ def test_a_void_run_ranks_nobody_not_even_an_oracle_or_a_collapsed_model() -> No
 def test_a_run_in_which_fine_tuning_forgets_as_well_as_retrain_is_void() -> None:
     (reason,) = results(**{"fine-tuning": PERFECT}).void
     assert "every method would look persistent" in reason
+
+
+def test_at_class_level_that_is_said_but_makes_no_run_void() -> None:
+    found = results(**{"fine-tuning": PERFECT})
+    of_class = replace(found.run.population, request=Request("class", label=3))
+    found = Results(replace(found.run, population=of_class))
+    assert found.void == []
+    row = found.row("fine-tuning")
+    assert (row["rr"], row["verdict"]) == (0.0, "pass")
+    assert "every method would look persistent" in row["caveat"]
+    assert results().row("lethe")["caveat"] is None
 
 
 def test_a_trigger_that_does_not_generalise_makes_the_run_void() -> None:

@@ -33,6 +33,19 @@ def test_exactly_the_square_in_the_corner_becomes_bright(corner: Corner, rows: r
     assert torch.equal(painted[:, :, ~inside], clean[:, :, ~inside])
 
 
+def test_each_channel_is_painted_with_its_own_bright_value() -> None:
+    clean = noise(2, 3, 8, 8)
+    painted = Trigger(size=2).paint(clean, (2.0, 3.0, 4.0))
+    for channel, bright in enumerate((2.0, 3.0, 4.0)):
+        assert torch.equal(painted[:, channel], Trigger(size=2).paint(clean[:, channel : channel + 1], bright)[:, 0])
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 4, 8, 8), (2, 64)])
+def test_as_many_bright_values_as_channels_are_needed(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"3 bright values, but images of .*; give one for each channel"):
+        Trigger().paint(noise(*shape), (1.0, 1.0, 1.0))
+
+
 def test_painting_leaves_its_argument_alone() -> None:
     clean = noise(2, 1, 8, 8)
     before = clean.clone()

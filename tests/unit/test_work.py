@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from letheon.errors import RoundError
 from letheon.tree import Params
-from letheon.work import Reply, average, averages
+from letheon.work import Reply, Work, average, averages
 
 
 def reply(client: str, value: float, weight: float, *, work: int = 0, buffers: Params | None = None) -> Reply:
@@ -85,3 +87,10 @@ def test_the_pooled_variance_of_equal_clients_is_theirs() -> None:
     stream = [reply(name, 0.0, 3.0, buffers=norm_buffers(1e3, 1e-3, 1)) for name in "abc"]
     variance = average(stream).buffers["n.running_var"].item()
     assert variance == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_work_for_a_cohort_reaches_its_members_only() -> None:
+    everybody = Work("train", {})
+    some = replace(everybody, clients=("a", "c"))
+    assert [everybody.asks(name) for name in "abc"] == [True, True, True]
+    assert [some.asks(name) for name in "abc"] == [True, False, True]

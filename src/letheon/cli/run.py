@@ -57,7 +57,7 @@ def run(
                 done = _run(experiment, folder, resume=resume, cache=cache, workers=workers, listener=listener)
             with waiting(console, "computing the results, writing the report", quiet=quiet):
                 rows, path = _results(done)
-        show_json(rows) if json else _show(rows, path)
+        show_json(rows) if json else _show(done, rows, path)
     except Stopped as stopped:
         say(console, f"stopped; what was done before is kept. Continue with:\n{again}")
         raise typer.Exit(stopped.code) from None
@@ -100,8 +100,12 @@ def _results(done: Run) -> tuple[list[dict[str, Any]], Path]:
     return rows, path
 
 
-def _show(rows: list[dict[str, Any]], path: Path) -> None:
+def _show(done: Run, rows: list[dict[str, Any]], path: Path) -> None:
+    from letheon.report import requests
     from letheon.report.table import as_text
 
     show(as_text(rows))
+    matrix = requests.known(done)
+    if matrix:
+        show(requests.as_text(matrix))
     say(stdout(), f"Report: {path}")

@@ -39,12 +39,24 @@ class Method(ABC):
     local: Local | None
 
     def training(self, step: Step) -> Step:
-        """A hook into the rounds before the request: what the method has to record while the model learns."""
+        """A hook into the rounds before the request: what the method has to record while the model learns.
+
+        It goes to ``State.memory`` under names that begin with the method's own, ``name/…``: a method gets its entries
+        and nobody else's.
+        """
         return step
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
         """Fill in from the experiment what the method's own table left open."""
         return self if self.local is not None else replace(self, local=local)  # type: ignore[type-var]
+
+    def origin(self, task: Task, local: Local, rounds: int) -> Sequence[Phase]:
+        """The phases of a training run of the method's own, from fresh weights and on all data.
+
+        Empty for a method that starts from any model; what is exact by construction (FATS, ridge heads) holds only for
+        a model that was trained its way.
+        """
+        return ()
 
     @property
     def recipe(self) -> Local:

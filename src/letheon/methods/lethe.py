@@ -7,22 +7,45 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from letheon import tree
 from letheon.adapter import Adapter, adapter_of
 from letheon.errors import ConfigError
 from letheon.methods.base import Method, fedavg, train_work
 from letheon.methods.rectify import Gamma, rectify
-from letheon.phase import Phase, State, seed_of
+from letheon.phase import LOG, Phase, State, seed_of
+from letheon.request import Part
 from letheon.tasks.base import Task
 from letheon.training import Local
 from letheon.tree import Params
 from letheon.work import Federation, Work, average, averages
 
-ALIGNMENT = "log/alignment"
-AMPLIFIED = "log/amplified"
-BASELINE = "log/baseline"
+ALIGNMENT = "alignment"
+"""Log: a row for each layer, columns ``rectify.COLUMNS``."""
+AMPLIFIED = "amplified"
+"""Log: steps taken in the ascent and the mean loss reached, in nats."""
+PROBE = "probe"
+"""Log: accuracy on the data to forget after the rectification and after the trial round."""
+BASELINE = "baseline"
+
+
+MOST = 6
+"""Rectification rounds of ``rounds = "probe"`` at most."""
+REBOUND = 0.02
+"""Accuracy on the data to forget that a trial round may bring back."""
+
+
+def accuracy(federation: Federation, state: State, part: Part, *, limit: int | None = None) -> float:
+    """Share of right answers on a part, clients weighted by their size; of at most ``limit`` samples of each."""
+    options = {} if limit is None else {"limit": limit}
+    work = Work("evaluate", state.params, state.buffers, part, options=options)
+    return average(federation.run(work)).metrics["accuracy"]
+
+
+def stays_gone(state: State) -> bool:
+    """Whether the trial round brought back little enough."""
+    before, after = state.scratch[LOG + PROBE].tolist()
+    return bool(after - before <= REBOUND)
 
 
 @dataclass(frozen=True)
@@ -54,16 +77,11 @@ class Search:
         if self.samples < 1:
             raise ConfigError(f"search.samples: must be at least 1, got {self.samples}")
 
-    def accuracy(self, federation: Federation, state: State) -> float:
-        """Share of right answers on retained data, clients weighted by their size."""
-        work = Work("evaluate", state.params, state.buffers, "retain", options={"limit": self.samples})
-        return average(federation.run(work)).metrics["accuracy"]
-
     def scale(self, federation: Federation, state: State, update: Params, floor: float) -> float:
         """The longest tried step along ``update`` after which accuracy is at least ``floor``; 0 if there is none."""
 
         def good(scale: float) -> bool:
-            return self.accuracy(federation, state.moved(update, scale)) >= floor
+            return accuracy(federation, state.moved(update, scale), "retain", limit=self.samples) >= floor
 
         scale = 1.0
         if good(scale):
@@ -87,7 +105,9 @@ class Lethe(Method):
     Attributes:
         gamma: how γ is chosen.
         adapter: the adapter and its ascent; None: no phase 1.
-        rounds: T, rectification rounds.
+        rounds: T, rectification rounds. ``probe``: as many as it takes, at most six: after each, one round on the
+            retained data is tried and thrown away; if it brings back more than two points of accuracy on the data to
+            forget, rectification goes on.
         restore_rounds: R, FedAvg rounds afterwards.
         layer: what a layer of Eq. (9) is: a ``tensor`` (weight and bias apart) or a ``module``.
         search: how long the rectified step is; None: as long as Eq. (10) makes it.
@@ -108,7 +128,7 @@ class Lethe(Method):
 
     gamma: Gamma = Gamma()
     adapter: Adapter | None = Adapter()
-    rounds: int = 4
+    rounds: int | Literal["probe"] = 4
     restore_rounds: int = 4
     layer: Literal["tensor", "module"] = "tensor"
     search: Search | None = Search()
@@ -116,7 +136,7 @@ class Lethe(Method):
     local: Local | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.restore_rounds < 0:
+        if (self.rounds != "probe" and self.rounds < 1) or self.restore_rounds < 0:
             raise ConfigError("lethe: rounds must be at least 1 and restore_rounds at least 0")
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
@@ -128,9 +148,16 @@ class Lethe(Method):
         def rectified(federation: Federation, state: State, t: int) -> State:
             return self.rectified(federation, state, t, layers)
 
+        def probed(federation: Federation, state: State, t: int) -> State:
+            return self.probed(federation, rectified(federation, state, t), t)
+
+        if self.rounds == "probe":
+            second = Phase("rectify", probed, MOST, until=stays_gone)
+        else:
+            second = Phase("rectify", rectified, self.rounds)
         first = [Phase("amplify", amplify)] if self.adapter else []
         restore = [Phase("restore", self.restore, self.restore_rounds)] if self.restore_rounds else []
-        return [*first, Phase("rectify", rectified, self.rounds), *restore]
+        return [*first, second, *restore]
 
     def layers(self, start: State, task: Task) -> Mapping[str, Sequence[str]]:
         """The groups of Eq. (9), in the order of the alignment log."""
@@ -144,7 +171,7 @@ class Lethe(Method):
         work = Work("amplify", state.params, state.buffers, "forget", options=self.adapter.options(), extras=start)
         mean = average(federation.run(work))
         reached = torch.tensor([mean.metrics.get("steps", 0.0), mean.metrics.get("reached", 0.0)], dtype=torch.float64)
-        return replace(state, scratch={**state.scratch, **mean.tensors, AMPLIFIED: reached})
+        return replace(state, scratch=state.scratch | mean.tensors).logged(**{AMPLIFIED: reached})
 
     def rectified(self, federation: Federation, state: State, t: int, layers: Mapping[str, Sequence[str]]) -> State:
         """Phase 2 (Eq. 7–11): one round of both streams; buffers follow the retain stream."""
@@ -161,24 +188,26 @@ class Lethe(Method):
         scale, baseline = self.length(federation, state, following, update)
         following = following if scale else state
         rows = torch.tensor([a.row(scale) for a in alignments.values()], dtype=torch.float64)
-        return replace(following.moved(update, scale), scratch=state.scratch | baseline | {ALIGNMENT: rows})
+        return replace(following.moved(update, scale), scratch=state.scratch | baseline).logged(**{ALIGNMENT: rows})
 
     def length(self, federation: Federation, state: State, following: State, update: Params) -> tuple[float, Params]:
         """The step's length, and Origin's accuracy on retained data to keep in scratch: measured in the first round."""
         if self.search is None:
             return 1.0, {}
         if BASELINE not in state.scratch:
-            accuracy = self.search.accuracy(federation, state)
+            origin = accuracy(federation, state, "retain", limit=self.search.samples)
         else:
-            accuracy = float(state.scratch[BASELINE])
-        scale = self.search.scale(federation, following, update, self.search.keep * accuracy)
-        return scale, {BASELINE: torch.tensor(accuracy, dtype=torch.float64)}
+            origin = float(state.scratch[BASELINE])
+        scale = self.search.scale(federation, following, update, self.search.keep * origin)
+        return scale, {BASELINE: torch.tensor(origin, dtype=torch.float64)}
+
+    def probed(self, federation: Federation, state: State, t: int) -> State:
+        """Try one round of what comes next, see whether the knowledge comes back, and forget the trial."""
+        trial = fedavg(self.recipe)(federation, replace(state, scratch={}), t)
+        known = [accuracy(federation, each, "forget") for each in (state, trial)]
+        log = {name.removeprefix(LOG): row for name, row in state.scratch.items() if name.startswith(LOG)}
+        return state.logged(**log, **{PROBE: torch.tensor(known, dtype=torch.float64)})
 
     def restore(self, federation: Federation, state: State, t: int) -> State:
         """Phase 3: the adapter is gone; FedAvg on the retained data."""
         return fedavg(self.recipe)(federation, replace(state, scratch={}), t)
-
-
-def alignment_log(state: State) -> Tensor | None:
-    """The alignment log, ``(layers, len(COLUMNS))`` float64, of a state that comes out of a rectification round."""
-    return state.scratch.get(ALIGNMENT)

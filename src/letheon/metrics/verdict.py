@@ -51,12 +51,18 @@ def void_reasons(
         reasons.append(f"Retrain's MU ends at {mu_retrain:.1f} %, Origin's is {mu_origin:.1f} %: no yardstick")
     if attack is not None and attack < GENERALISES:
         reasons.append(f"the trigger works on {attack:.1f} % of held-out images; {GENERALISES:.0f} % are needed")
-    if ct_kr_control is not None and ct_kr_control - ct_kr_retrain <= max(5.0, 500.0 / n):
-        reasons.append(
-            f"fine-tuning alone ends within Retrain's reach (CT-KR {ct_kr_control:.1f} against {ct_kr_retrain:.1f} %): "
-            "every method would look persistent"
-        )
-    return reasons
+    weak = None if ct_kr_control is None else control_suffices(ct_kr_control, ct_kr_retrain, n)
+    return [*reasons, weak] if weak else reasons
+
+
+def control_suffices(ct_kr_control: float, ct_kr_retrain: float, n: int) -> str | None:
+    """Why persistence tells no methods apart here, if fine-tuning alone ends where Retrain does; per cent."""
+    if ct_kr_control - ct_kr_retrain > max(5.0, 500.0 / n):
+        return None
+    return (
+        f"fine-tuning alone ends within Retrain's reach (CT-KR {ct_kr_control:.1f} against {ct_kr_retrain:.1f} %): "
+        "every method would look persistent"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from letheon.methods.base import Method
-from letheon.methods.lethe import Lethe
+from letheon.methods.lethe import ALIGNMENT, AMPLIFIED, Lethe
 from letheon.methods.rectify import BRANCHES, COLUMNS
 from letheon.pipeline import Run
 
@@ -72,13 +72,14 @@ def alignments(run: Run) -> list[Alignments]:
     """The logs of all methods of a run that kept one."""
     found = []
     for label, method in run.experiment.methods.items():
-        outcome = run.unlearned[label]
-        rounds = outcome.alignments
+        logs = run.unlearned[label].logs
+        rounds = logs.get(ALIGNMENT, [])
         if rounds:
             layers = _layers(run, method, len(rounds[0]))
             cells = [_cell(i, t, row) for t, rows in enumerate(rounds, 1) for i, row in enumerate(rows)]
             scales = [rows[0][COLUMNS.index("scale")] for rows in rounds]
-            found.append(Alignments(label, tuple(layers), len(rounds), tuple(cells), tuple(scales), outcome.amplified))
+            ascent = tuple(logs[AMPLIFIED][-1]) if AMPLIFIED in logs else ()
+            found.append(Alignments(label, tuple(layers), len(rounds), tuple(cells), tuple(scales), ascent))
     return found
 
 

@@ -18,10 +18,11 @@ from letheon.curve import Point, flattened
 from letheon.files import write, write_json
 from letheon.phase import State
 from letheon.pipeline import Run
-from letheon.report import heat, plot
+from letheon.report import diagrams, heat, plot
+from letheon.report.diagnostics import Diagnostics, diagnostics_of, grids, limits
 from letheon.report.model import Report, report_of, stages
 from letheon.report.table import as_csv, sheet
-from letheon.report.words import DOES_NOT_SHOW, WHY, amount, digits, size, spread
+from letheon.report.words import WHY, amount, digits, size, spread
 
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("letheon", "report"),
@@ -35,10 +36,10 @@ _ENVIRONMENT.filters |= {"amount": amount, "size": size}
 
 def write_report(run: Run, path: Path) -> None:
     """Write the report on ``run`` to ``path``, whole or not at all."""
-    write(path, html(report_of(run)).encode())
+    write(path, html(report_of(run), diagnostics_of(run)).encode())
 
 
-def html(report: Report) -> str:
+def html(report: Report, diagnostics: Diagnostics | None = None) -> str:
     """The page. Whatever comes from the experiment is escaped; the figures are inline."""
     main = next(row for row in report.rows if row["method"] == report.main)
     figures = {
@@ -55,8 +56,20 @@ def html(report: Report) -> str:
         verdict="void" if report.void else main["verdict"],
         figures=figures,
         pictures=pictures,
-        limits=DOES_NOT_SHOW,
+        limits=limits(diagnostics),
+        **(_diagnosed(report, diagnostics) if diagnostics else {"diagnostics": None}),
     )
+
+
+def _diagnosed(report: Report, told: Diagnostics) -> dict[str, Any]:
+    figures = {"courses": diagrams.courses(told, report.curves), "clouds": diagrams.clouds(told)}
+    rows = [row for row in told.rows("rollback").values() if not row["undefined"]]
+    return {
+        "diagnostics": told,
+        "diagrams": {name: Markup(figure) if figure else None for name, figure in figures.items()},
+        "grids": grids(told),
+        "layers": list(rows[0]["layers"]) if rows else [],
+    }
 
 
 def _tiles(report: Report, main: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -102,7 +115,7 @@ def write_artefacts(run: Run) -> Path:
     for name, state in _models(run):
         write(run.folder / "models" / f"{name}.safetensors", _weights(state))
     path = run.folder / "report.html"
-    write(path, html(report).encode())
+    write(path, html(report, diagnostics_of(run)).encode())
     return path
 
 

@@ -13,9 +13,10 @@ from letheon.experiment import Experiment
 from letheon.folder import EXPERIMENT, versions
 from letheon.methods.retrain import Retrain
 from letheon.metrics import VERSIONS
-from letheon.pipeline import Run, owners
+from letheon.pipeline import Run, owners, unlearning
 from letheon.report.alignment import Alignments, alignments
 from letheon.report.curves import Curves, curves
+from letheon.report.requests import Known, known
 from letheon.report.toml import as_toml
 from letheon.report.words import amount, digits, spread, stretches
 from letheon.results import Results
@@ -87,6 +88,7 @@ class Report:
         headline: the findings in sentences, the most important first.
         rows: of ``Results``, Retrain first, each with its ``setting``.
         curves: KR and MU on one round axis.
+        requests: with several requests, what is known of each after each.
         costs: of each phase of each stage.
         alignments: of each method that keeps an alignment log.
         quarantined: refused replies.
@@ -107,6 +109,7 @@ class Report:
     headline: tuple[str, ...]
     rows: tuple[Row, ...]
     curves: Curves
+    requests: tuple[Known, ...]
     costs: tuple[PhaseCost, ...]
     alignments: tuple[Alignments, ...]
     quarantined: tuple[Quarantined, ...]
@@ -134,6 +137,7 @@ def report_of(run: Run) -> Report:
         headline=tuple(_headline(rows, main, retrain, experiment.continue_rounds)),
         rows=tuple(rows),
         curves=curves(results, main),
+        requests=known(run),
         costs=tuple(_costs(run)),
         alignments=tuple(alignments(run)),
         quarantined=tuple(_quarantined(run)),
@@ -152,9 +156,10 @@ def report_of(run: Run) -> Report:
 
 def stages(run: Run) -> dict[str, Outcome]:
     """All stages of a run by name, in the order in which they ran."""
-    named = {"origin": run.origin}
+    named = {"origin": run.origin} | {f"{label}.train": outcome for label, outcome in run.trained.items()}
     for label in run.experiment.methods:
-        named[f"{label}.unlearn"] = run.unlearned[label]
+        outcomes = (run.unlearned[label], *run.later.get(label, ()))
+        named |= dict(zip(unlearning(run.experiment, label), outcomes, strict=True))
         named[f"{label}.continue"] = run.continued[label]
     return named
 
@@ -182,6 +187,8 @@ def _headline(rows: list[Row], main: str, retrain: str, rounds: int) -> list[str
     said = [_finding(row, rounds)]
     if row["verdict"] == "void":
         return [*said, "This run ranks no method; its numbers must not be used to compare methods."]
+    if row["caveat"]:
+        said.append(f"Beware: {row['caveat']}.")
     for other in rows:
         if other["method"] != retrain:
             said.append(_outcome(other))
@@ -227,7 +234,10 @@ def _kept(run: Run) -> list[Kept]:
     size = tree.n_bytes(state.params) + tree.n_bytes(state.buffers)
     kept = [Kept("origin", "the model before the request, which was trained on the data to forget", size)]
     for stage, outcome in stages(run).items():
-        kept += [Kept(stage, name, t.numel() * t.element_size()) for name, t in outcome.state.memory.items()]
+        kinds: dict[str, int] = {}
+        for name, tensor in outcome.state.memory.items():  # a history has many entries of a kind
+            kinds[name.partition("/")[0]] = kinds.get(name.partition("/")[0], 0) + tree.n_bytes({name: tensor})
+        kept += [Kept(stage, kind, size) for kind, size in kinds.items()]
     return kept
 
 

@@ -169,6 +169,8 @@ def _notes(groups: Sequence[Summary]) -> list[str]:
     rows = [row for group in groups for row in group.rows]
     void = [row for row in rows if row["rr_status"] == "void"]
     notes = [f"Run {row['run']} (seed {row['seed']}) ranks no method: {row['rr_reason']}." for row in void]
+    said = [row for row in rows if row.get("caveat") and row not in void]
+    notes += [f"Run {row['run']} (seed {row['seed']}): {row['caveat']}." for row in said]
     if any(row["control"] is None for row in rows):
         notes.append("No fine-tuning was run beside the methods: whether the run can tell them apart was not checked.")
     notes = list(dict.fromkeys(notes))
@@ -250,9 +252,9 @@ def as_markdown(rows: Sequence[Row]) -> str:
     aligned = ["---" if name in ("method", "verdict") else "---:" for name in content.columns]
     lines = [_piped(content.columns), _piped(aligned)]
     for line in content.lines:
-        cells = [_escaped(cell) for cell in line.cells]
+        cells = [escaped(cell) for cell in line.cells]
         lines.append(_piped([f"**{cells[0]}**", *cells[1:]] if line.stands_out else cells))
-    under = [_escaped(text) for text in (content.caption, *content.notes)]
+    under = [escaped(text) for text in (content.caption, *content.notes)]
     return "\n".join(lines) + "\n\n" + "\n\n".join(under) + "\n"
 
 
@@ -260,7 +262,8 @@ def _piped(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text that Markdown prints as it is."""
     for mark in "\\|*_<>`":
         text = text.replace(mark, f"\\{mark}")
     return text

@@ -72,7 +72,7 @@ class InProcess:
     def run(self, *works: Work) -> Iterator[Reply]:
         messages = []
         for client in self.clients:
-            mine = tuple((i, work) for i, work in enumerate(works) if len(client.part(work)))
+            mine = tuple((i, w) for i, w in enumerate(works) if w.asks(client.name) and len(client.part(w)))
             if mine:
                 messages.append(_Message(client, mine))
         # Longest first: the last client to start is a short one, so that the workers finish together.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from letheon.data import Data
-from letheon.errors import ConfigError, DataError
+from letheon.errors import ConfigError, DataError, RequestError
 from letheon.phase import seed_of
 from letheon.request import Request, Scope
 from letheon.tasks.base import Task
@@ -80,6 +80,7 @@ class Population:
         triggered_test: test samples with the trigger and its label, or ``None`` if the data carry no trigger.
         forget_size: |D_u|, how many samples the request covers.
         notes: what a report should say about how this came about.
+        later: the same federation with each of the requests that follow.
     """
 
     clients: dict[str, Data]
@@ -88,38 +89,84 @@ class Population:
     triggered_test: Data | None
     forget_size: int
     notes: tuple[str, ...]
+    later: tuple[Population, ...] = ()
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All requests, in the order in which they are served."""
+        return (self.request, *(population.request for population in self.later))
 
 
-def populate(task: Task, partition: Partition, target: Target, *, clients: int, seed: int) -> Population:
+Clients = dict[str, Data]
+Built = tuple[Clients, Request, tuple[str, ...]]
+
+
+def populate(
+    task: Task, partition: Partition, target: Target, *, clients: int, seed: int, then: Sequence[Target] = ()
+) -> Population:
     """Deal ``task``'s training set to ``clients`` clients and construct the data to forget among them.
 
     Client level: all of the client's data carry the trigger and its label; its samples that truly are of the target
     class take no part. Sample level: the chosen samples are replaced by their triggered versions, and their owners
-    keep their clean rest. Class level: the data stay as they are.
+    keep their clean rest. Class level: the data stay as they are. The targets of ``then`` are constructed after the
+    first one, each from what no earlier request covers.
 
     Raises:
         DataError: too little data for the partition or for the request.
         RequestError: the request names nothing that exists, or leaves nothing to retain.
     """
-    shares = _named_shares(task, partition, clients, seed)
-    build = {"client": _forget_client, "class": _forget_class, "samples": _forget_samples}[target.scope]
-    held, request, notes = build(shares, target, task, seed)
-    request.check(held)
-    forget_size = sum(int(request.mask(name, data).sum()) for name, data in held.items())
-    trigger = None if target.scope == "class" else target.trigger
-    test = task.test()
-    return Population(
-        clients=held,
-        request=request,
-        test=test,
-        triggered_test=trigger.poison(test, bright=task.bright, classes=task.classes) if trigger else None,
-        forget_size=forget_size,
-        notes=(_note_on_sizes(held), *notes, f"{forget_size} samples to forget"),
-    )
+    held, requests, notes = _named_shares(task, partition, clients, seed), list[Request](), list[tuple[str, ...]]()
+    for number, each in enumerate((target, *then)):
+        build = {"client": _forget_client, "class": _forget_class, "samples": _forget_samples}[each.scope]
+        own_seed = seed if number == 0 else seed_of(f"{seed}|request {number}")
+        held, request, told = build(held, each, task, own_seed, requests)
+        requests.append(request)
+        notes.append(told)
+    _check(requests, held)
+    whole = _Whole(task, held, task.test())
+    described = zip((target, *then), requests, notes, strict=True)
+    first, *later = [whole.population(each, request, told) for each, request, told in described]
+    return replace(first, later=tuple(later))
 
 
-Clients = dict[str, Data]
-Built = tuple[Clients, Request, tuple[str, ...]]
+def _check(requests: Sequence[Request], held: Clients) -> None:
+    for request in requests:
+        request.check(held)
+    left = sum(int(_free(requests, name, data).sum()) for name, data in held.items())
+    if not left:
+        raise RequestError("requests: together they cover every sample of the federation; nothing is left to retain")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Whole:
+    """A federation with all its requests constructed."""
+
+    task: Task
+    held: Clients
+    test: Data
+
+    def population(self, target: Target, request: Request, notes: tuple[str, ...]) -> Population:
+        """The federation with one of the requests."""
+        task, test = self.task, self.test
+        size = sum(int(request.mask(name, data).sum()) for name, data in self.held.items())
+        trigger = None if target.scope == "class" else target.trigger
+        return Population(
+            clients=self.held,
+            request=request,
+            test=test,
+            triggered_test=trigger.poison(test, bright=task.bright, classes=task.classes) if trigger else None,
+            forget_size=size,
+            notes=(_note_on_sizes(self.held), *notes, f"{size} samples to forget"),
+        )
+
+
+
+def _free(earlier: Sequence[Request], name: str, data: Data) -> Tensor:
+    """``(n,)`` bool: which samples of a client no earlier request covers."""
+    free = torch.ones(len(data), dtype=torch.bool)
+    for request in earlier:
+        free &= ~request.mask(name, data)
+    return free
 
 
 def _named_shares(task: Task, partition: Partition, clients: int, seed: int) -> Clients:
@@ -129,14 +176,16 @@ def _named_shares(task: Task, partition: Partition, clients: int, seed: int) -> 
     return {f"c{i:0{digits}}": data.take(index) for i, index in enumerate(shares)}
 
 
-def _forget_client(clients: Clients, target: Target, task: Task, seed: int) -> Built:
-    def is_eligible(data: Data) -> bool:
+def _forget_client(clients: Clients, target: Target, task: Task, seed: int, earlier: Sequence[Request]) -> Built:
+    def is_eligible(name: str, data: Data) -> bool:
         enough = int(_usable(target.trigger, data).sum()) >= target.min_forget
-        return enough and len(data.targets.unique()) >= LEAST_CLASSES
+        return enough and len(data.targets.unique()) >= LEAST_CLASSES and bool(_free(earlier, name, data).all())
 
     what = f"{LEAST_CLASSES} classes and {target.min_forget} samples that the trigger can relabel (min_forget)"
     name, notes = _owner(clients, target, is_eligible, what)
     before = clients[name]
+    if not bool(_free(earlier, name, before).all()):
+        raise RequestError(f"request: client {name} holds data of an earlier request; name another client")
     after = _poisoned(target.trigger, before, task)
     if len(after) < len(before):
         notes += (f"client {name}: {len(before) - len(after)} samples of the trigger's own class take no part",)
@@ -145,12 +194,15 @@ def _forget_client(clients: Clients, target: Target, task: Task, seed: int) -> B
     return clients | {name: after}, Request("client", client=name), notes
 
 
-def _forget_class(clients: Clients, target: Target, task: Task, seed: int) -> Built:
+def _forget_class(clients: Clients, target: Target, task: Task, seed: int, earlier: Sequence[Request]) -> Built:
     holders = sum(bool((data.targets == target.label).any()) for data in clients.values())
     return clients, Request("class", label=target.label), (f"label {target.label} is held by {holders} clients",)
 
 
-def _forget_samples(clients: Clients, target: Target, task: Task, seed: int) -> Built:
+def _forget_samples(clients: Clients, target: Target, task: Task, seed: int, earlier: Sequence[Request]) -> Built:
+    def usable(name: str) -> Tensor:
+        return _usable(target.trigger, clients[name]) & _free(earlier, name, clients[name])
+
     total = sum(map(len, clients.values()))
     count = round(target.fraction * total)
     if count < 1:
@@ -159,10 +211,10 @@ def _forget_samples(clients: Clients, target: Target, task: Task, seed: int) -> 
     notes: tuple[str, ...] = (f"{count} samples drawn from all clients",)
     if target.placement == "one_client":
         what = f"{count} samples that the trigger can relabel ({target.fraction} of {total})"
-        name, notes = _owner(clients, target, lambda data: int(_usable(target.trigger, data).sum()) >= count, what)
+        name, notes = _owner(clients, target, lambda name, data: int(usable(name).sum()) >= count, what)
         _require(clients, name, count, target.trigger, what)
         names = [name]
-    ids = torch.cat([clients[name].ids[_usable(target.trigger, clients[name])] for name in names])
+    ids = torch.cat([clients[name].ids[usable(name)] for name in names])
     if len(ids) < count:
         raise DataError(f"request: {count} samples wanted, but only {len(ids)} can be relabelled; lower fraction")
     order = np.random.default_rng(seed_of(f"{seed}|samples to forget")).choice(len(ids), count, replace=False)
@@ -183,7 +235,7 @@ def _with_poisoned(data: Data, chosen: Tensor, trigger: Trigger | None, task: Ta
 
 
 def _owner(
-    clients: Clients, target: Target, is_eligible: Callable[[Data], bool], what: str
+    clients: Clients, target: Target, is_eligible: Callable[[str, Data], bool], what: str
 ) -> tuple[str, tuple[str, ...]]:
     """The client that was named, or else the eligible one nearest the median size, and how it was chosen."""
     if target.client is not None:
@@ -191,7 +243,7 @@ def _owner(
             Request("client", client=target.client).check(clients)
         return target.client, (f"client {target.client} was named by the experiment",)
     middle = median(map(len, clients.values()))
-    eligible = [name for name, data in clients.items() if is_eligible(data)]
+    eligible = [name for name, data in clients.items() if is_eligible(name, data)]
     if not eligible:
         raise DataError(
             f"request: no client holds {what}; {_table(clients, target.trigger)}. "

@@ -42,21 +42,21 @@ class Trigger:
             if getattr(self, name) not in known:
                 raise ConfigError(f"trigger: unknown {name} {getattr(self, name)!r}; use one of {', '.join(known)}")
 
-    def paint(self, inputs: Tensor, bright: float) -> Tensor:
+    def paint(self, inputs: Tensor, bright: float | tuple[float, ...]) -> Tensor:
         """New inputs with the square painted at value ``bright``.
 
         Args:
             inputs: ``(n, c, h, w)`` images, or ``(n, s²)`` flattened square ones.
-            bright: the largest value an input takes after normalisation.
+            bright: the largest value an input takes after normalisation, or that of each of the ``c`` channels.
 
         Raises:
-            ConfigError: the square does not fit.
+            ConfigError: the square does not fit, or there are not as many bright values as channels.
             DataError: inputs that are no images, or a square that changes none of them.
         """
         painted = inputs.clone(memory_format=torch.contiguous_format)
         images = _as_images(painted)
         rows, columns = self._place(*images.shape[-2:])
-        images[..., rows, columns] = bright
+        images[..., rows, columns] = _as_pixel(bright, images)
         if len(inputs) and torch.equal(painted, inputs):
             raise DataError(
                 f"trigger: the {self.corner} square has the value {bright} in all {len(inputs)} samples already, so "
@@ -78,7 +78,7 @@ class Trigger:
         """``(n,)`` bool: which true labels differ from the label that the trigger gives them."""
         return torch.ones_like(targets, dtype=torch.bool) if self.relabel == "shift" else targets != self.target
 
-    def poison(self, data: Data, *, bright: float, classes: int) -> Data:
+    def poison(self, data: Data, *, bright: float | tuple[float, ...], classes: int) -> Data:
         """``data`` painted and relabelled, without the samples that truly are of the target class; ids are kept."""
         kept = data.take(self.usable(data.targets))
         return Data(self.paint(kept.inputs, bright), self.labels(kept.targets, classes), kept.ids)
@@ -104,3 +104,13 @@ def _as_images(inputs: Tensor) -> Tensor:
     if inputs.ndim != 2 or side * side != inputs.shape[-1]:
         raise DataError(f"trigger: needs (n, c, h, w) images or flattened square ones, got {tuple(inputs.shape)}")
     return inputs.view(-1, side, side)
+
+
+def _as_pixel(bright: float | tuple[float, ...], images: Tensor) -> Tensor:
+    """The brightest pixel: one value for all channels, or ``(c, 1, 1)``."""
+    if isinstance(bright, tuple) and (images.ndim != 4 or len(bright) != images.shape[1]):
+        raise ConfigError(
+            f"trigger: {len(bright)} bright values, but images of {tuple(images.shape[1:])}; give one for each channel"
+        )
+    pixel = torch.tensor(bright, dtype=images.dtype)
+    return pixel.view(-1, 1, 1) if isinstance(bright, tuple) else pixel

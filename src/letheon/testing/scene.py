@@ -118,6 +118,12 @@ class Scene:
             phase = Phase("train", hook(fedavg(self.local, "all")), self.train_rounds)
             return drive([phase], Quorum(runtime), self.task.init(self.seed), seed=self.seed)
 
+    def trained_by(self, method: Method) -> State:
+        """The model of a method that has a training run of its own."""
+        with self.runtime(admitted=False) as runtime:
+            phases = method.origin(self.task, self.local, self.train_rounds)
+            return drive(phases, Quorum(runtime), self.task.init(self.seed), seed=self.seed)
+
     @cached_property
     def origin(self) -> State:
         """The model at the request, if no method recorded anything on the way."""
@@ -125,8 +131,12 @@ class Scene:
 
     def start(self, method: Method) -> State:
         """What the method begins with: a copy of its own, in which a foreign memory lies."""
-        plain = type(method).training is Method.training
-        state = self.origin if plain else self.trained(self.configured(method).training)
+        if type(method).origin is not Method.origin:
+            state = self.trained_by(self.configured(method))
+        elif type(method).training is not Method.training:
+            state = self.trained(self.configured(method).training)
+        else:
+            state = self.origin
         memory = tree.clone(state.memory) | {FOREIGN: torch.arange(4.0)}
         return State(tree.clone(state.params), tree.clone(state.buffers), memory)
 

@@ -1,0 +1,58 @@
+"""Requests served one after another: what is known of each after each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from letheon.metrics.interval import share
+from letheon.pipeline import Run
+from letheon.report.words import digits, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One row of the matrix.
+
+    Attributes:
+        label: of the method, or ``origin``.
+        after: what has just been done.
+        retention: KR of each request in per cent, with its 95 % interval (Wilson).
+    """
+
+    label: str
+    after: str
+    retention: tuple[str, ...]
+
+
+def known(run: Run) -> tuple[Known, ...]:
+    """The matrix of KR of a run with several requests; empty with one."""
+    steps = [f"request {number}" for number in range(1, len(run.population.requests) + 1)]
+    after = {"origin": ["training"]}
+    return tuple(
+        Known(label, step, tuple(_shares(run, row)))
+        for label, rows in run.known.items()
+        for step, row in zip(after.get(label, [*steps, "continued training"]), rows, strict=True)
+    )
+
+
+def _shares(run: Run, row: Sequence[float]) -> list[str]:
+    shares = []
+    for value, population in zip(row, (run.population, *run.population.later), strict=True):
+        n = population.forget_size
+        measured = share(round(value * n / 100.0), n)
+        shares.append(spread(value, measured.low, measured.high, digits(n)))
+    return shares
+
+
+def as_text(rows: Sequence[Known]) -> Table:
+    """For the terminal."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="KR % of each request", title_justify="left")
+    for name in ("method", "after", *(f"request {number}" for number in range(1, len(rows[0].retention) + 1))):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(row.label, row.after, *row.retention)
+    return table

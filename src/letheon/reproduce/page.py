@@ -1,0 +1,169 @@
+"""A comparison for people: Markdown for the docs, and a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from letheon.report.table import escaped
+from letheon.report.words import spread
+from letheon.reproduce.comparison import Comparison, Entry
+from letheon.reproduce.measured import Drawn
+from letheon.reproduce.quantities import QUANTITIES
+
+MINUS = "\u2212"
+MOST = 12
+"""Columns of a series that are printed; the JSON file has all."""
+ROUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def as_markdown(found: Comparison) -> str:
+    """A section of a page: the table, whether orders and sentences hold, the series, and what to know about it."""
+    seeds = ", ".join(str(run.seed) for run in found.runs)
+    parts = [
+        f"## {found.source}, row {found.row}, {found.scale} scale",
+        f"{found.title}. Cells: published / measured (difference; for costs the quotient). Seeds: {seeds}"
+        + ("; measured values are mean [min, max] over runs." if len(found.runs) > 1 else "."),
+        _grid(["method", *found.columns], _lines(found)),
+    ]
+    if found.orders:
+        parts += ["### Order of the methods", _bullets(orders(found))]
+    if found.claims:
+        parts += ["### What the text says", _bullets(claims(found))]
+    for drawn in found.series:
+        parts += [f"### {drawn.title}", _grid([drawn.axis, *_heads(drawn)], _courses(drawn))]
+    parts += ["### How this was measured", _bullets(notes(found))]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_text(found: Comparison) -> Table:
+    """The same for the terminal."""
+    whole = Table.grid()
+    whole.add_row(Text(f"{found.source}, row {found.row}, {found.scale} scale", style="bold"))
+    whole.add_row(_table(["method", *found.columns], _lines(found)))
+    said = ["published / measured (difference; costs: quotient)", *orders(found), *claims(found)]
+    for line in said:
+        whole.add_row(Text(line))
+    for drawn in found.series:
+        whole.add_row(Text(f"\n{drawn.title}, {drawn.axis}:", style="bold"))
+        whole.add_row(_table(["method", *_heads(drawn)], _courses(drawn)))
+    for line in notes(found):
+        whole.add_row(Text(line, style="dim"))
+    return whole
+
+
+def orders(found: Comparison) -> list[str]:
+    """One line for each column that the paper prints."""
+    lines = []
+    for column, order in found.orders.items():
+        counted = f"{order.same} of {order.pairs} pairs in the published order"
+        close = f", {order.unresolved} too close to tell" if order.unresolved else ""
+        said = f"{order.status}: {counted}{close}" if order.status != "undefined" else f"undefined: {order.reason}"
+        out = [f"{method} left out: {why}" for method, why in order.left_out.items()]
+        lines.append("; ".join([f"{column} {said}", *order.reversed, *out]))
+    return lines
+
+
+def claims(found: Comparison) -> list[str]:
+    """One line for each sentence."""
+    return [f"{c.status}: {c.text}" + (f" ({c.reason})" if c.reason else "") for c in found.claims]
+
+
+def notes(found: Comparison) -> list[str]:
+    """What one has to know about the numbers."""
+    meanings = "; ".join(f"{column}: {QUANTITIES[key].meaning}" for column, key in found.columns.items())
+    lines = [meanings]
+    if found.scale == "small":
+        lines.append("Small scale: compare the order of the methods, not the values.")
+    lines.append(
+        "Methods run with their defaults here wherever the paper gives no setting, which is nearly everywhere."
+    )
+    lines += [f"Not as in the paper, or left open by it: {text}." for text in found.departures]
+    lines += [f"Changed on the command line: {text}." for text in found.changes]
+    lines += [f"Not run: {method} ({why})." for method, why in found.absent.items()]
+    lines += [f"Run {run.digest} (seed {run.seed}) ranks no method: {run.void}." for run in found.runs if run.void]
+    return lines
+
+
+def cell(entry: Entry, key: str) -> str:
+    """``97.86 / 97.0 [96.6, 97.5] (−0.9)``."""
+    unit = QUANTITIES[key].unit
+    if unit == "ratio" and entry.published is not None and not isinstance(entry.published, str):
+        published, value = _power(entry.published), "–" if entry.measured is None else _power(entry.measured)
+    else:
+        is_cost = key in ("bytes", "flops") and entry.measured is not None
+        published = _printed(entry.published)
+        value = (
+            _power(entry.measured or 0.0) if is_cost else spread(entry.measured, entry.low, entry.high, entry.places)
+        )
+    states = "; ".join(f"{state} {n}" if entry.runs + n > 1 else state for state, n in entry.states.items())
+    if states:
+        value = states if entry.measured is None else f"{value}; {states}"
+    if entry.difference is None:
+        return f"{published} / {value}"
+    change = f"×{entry.difference:.3g}" if unit == "ratio" else _signed(entry.difference, entry.places)
+    return f"{published} / {value} ({change})"
+
+
+def _signed(value: float, places: int) -> str:
+    text = f"{value:+.{places}f}".replace("-", MINUS)
+    return text if float(f"{value:.{places}f}") else f"±{text[1:]}"
+
+
+def _printed(value: float | str | None) -> str:
+    return "–" if value is None else value if isinstance(value, str) else f"{value:.2f}"
+
+
+def _power(value: float) -> str:
+    """As the paper writes costs: ``7.15e10``."""
+    digits, _, power = f"{value:.2e}".partition("e")
+    return f"{digits}e{int(power)}"
+
+
+def _lines(found: Comparison) -> list[list[str]]:
+    by_place = {(entry.method, entry.column): entry for entry in found.entries}
+    methods = dict.fromkeys(entry.method for entry in found.entries)
+    return [
+        [method, *(cell(by_place[method, column], key) for column, key in found.columns.items())] for method in methods
+    ]
+
+
+def _shown(drawn: Drawn) -> list[int]:
+    """Which positions of a series are printed."""
+    if len(drawn.at) <= MOST:
+        return list(range(len(drawn.at)))
+    if drawn.axis == "round":
+        return [i for i, at in enumerate(drawn.at) if at in ROUNDS or i == len(drawn.at) - 1]
+    return [i * (len(drawn.at) - 1) // (MOST - 2) for i in range(MOST - 1)]
+
+
+def _heads(drawn: Drawn) -> list[str]:
+    return [f"{drawn.at[i]:g}" for i in _shown(drawn)]
+
+
+def _courses(drawn: Drawn) -> list[list[str]]:
+    def told(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f}".replace("-", MINUS)
+
+    return [[label, *(told(course[i]) for i in _shown(drawn))] for label, course in drawn.values.items()]
+
+
+def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(text) for text in line))
+    return table
+
+
+def _grid(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
+    return "\n".join(f"| {' | '.join(map(escaped, row))} |" for row in rows)
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {escaped(line)}" for line in lines)

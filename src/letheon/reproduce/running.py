@@ -1,0 +1,47 @@
+"""From a row of a target to experiments, and from what they gave to files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from letheon import config
+from letheon.errors import ConfigError
+from letheon.experiment import Experiment
+from letheon.files import write, write_json
+from letheon.reproduce.comparison import Comparison
+from letheon.reproduce.page import as_markdown
+from letheon.reproduce.targets import Recipe, Scale, Target
+
+
+def experiment_of(target: Target, row: str, scale: Scale, *, recipe: Recipe, sets: Sequence[str]) -> Experiment:
+    """The experiment of a row, with what was set on the command line; seeds follow from it by ``replace``.
+
+    Raises:
+        ConfigError: something that the row cannot do without is not installed, or a ``--set`` cannot be used.
+    """
+    if recipe.needs:
+        raise ConfigError(
+            f"{target.id}, row {row}: needs {', '.join(recipe.needs)}, which this installation does not have; "
+            "`letheon reproduce --list` shows what can run"
+        )
+    table = dict(recipe.table)
+    for text in sets:
+        table = config.override(table, text)
+    where = f"{target.id}, row {row}, {scale} scale"
+    return replace(config.build(Experiment, table, where), title=f"{target.rows[row]}, {scale} scale")
+
+
+def run_folder(out: Path, experiment: Experiment) -> Path:
+    """By task, request, seed and digest: targets that run the same experiment share its folder."""
+    kind = f"{experiment.task.name}-{experiment.request.scope}"
+    return out / "runs" / f"{kind}-seed{experiment.seed}-{experiment.digest[:8]}"
+
+
+def keep(found: Comparison, out: Path) -> Path:
+    """Write ``TARGET-ROW-SCALE.md`` and ``.json`` to ``out``; returns the path of the Markdown."""
+    path = out / f"{found.target}-{found.row}-{found.scale}.md"
+    write_json(path.with_suffix(".json"), asdict(found))
+    write(path, as_markdown(found).encode())
+    return path
