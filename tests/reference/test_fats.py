@@ -356,7 +356,7 @@ def test_a_model_without_a_record_and_a_round_that_nobody_answers_are_refused(sm
         drive(method.phases(small.start, small.task), small.tap, small.start, seed=2)
     origin = trained(small, method)
     nobody: Federation = _Canned([])
-    with pytest.raises(RoundError, match="nobody answered"):
+    with pytest.raises(RoundError, match="no usable reply"):
         method.locate(nobody, origin, 0)
     with pytest.raises(RoundError, match="client a: out of order"):
         method.locate(_Canned([Reply(0, "a", {}, error="out of order")]), origin, 0)
