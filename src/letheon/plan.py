@@ -12,9 +12,7 @@ from letheon.calibration import Pace, calibrate
 from letheon.curve import Point
 from letheon.experiment import Experiment
 from letheon.journal import KEPT, save_state
-from letheon.middleware import Cost, DryRun, Excluding, Metered
-from letheon.phase import Phase, State
-from letheon.pipeline import (
+from letheon.life import (
     continued_phases,
     has_own_training,
     own_training,
@@ -23,6 +21,8 @@ from letheon.pipeline import (
     training_phases,
     unlearning,
 )
+from letheon.middleware import Cost, DryRun, Excluding, Metered
+from letheon.phase import Phase, State
 from letheon.runtimes.inprocess import available_cores
 from letheon.tasks.population import Population
 from letheon.work import Federation, Reply, Work

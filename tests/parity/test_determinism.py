@@ -14,6 +14,7 @@ from letheon import pipeline, tree
 from letheon.client import Client
 from letheon.curve import Evaluator
 from letheon.experiment import Experiment
+from letheon.life import training_phases
 from letheon.methods.base import Method
 from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.lethe import Lethe
@@ -21,7 +22,7 @@ from letheon.methods.negate import NoT
 from letheon.methods.noise import Noise
 from letheon.middleware import DryRun, Excluding, Metered
 from letheon.phase import Observer, State, drive
-from letheon.pipeline import Run, training_phases
+from letheon.pipeline import Run
 from letheon.runtimes.inprocess import InProcess
 from letheon.tasks.population import Population, Target, populate
 from letheon.tasks.trigger import Trigger

@@ -9,11 +9,12 @@ import pytest
 
 from letheon import pipeline, registry, tree
 from letheon.experiment import Experiment
+from letheon.life import has_own_training, records_training
 from letheon.methods.base import Method
 from letheon.methods.fats import FATS
 from letheon.methods.lethe import Lethe
 from letheon.phase import State
-from letheon.pipeline import Run, has_own_training, records_training
+from letheon.pipeline import Run
 from letheon.plan import COUNTED, plan
 from letheon.report.html import write_artefacts
 from letheon.report.model import stages

@@ -10,11 +10,11 @@ import pytest
 
 from letheon.errors import ConfigError, MethodError
 from letheon.experiment import Experiment
+from letheon.life import owners
 from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.lethe import Lethe
 from letheon.methods.puf import PUF
 from letheon.methods.retrain import Retrain
-from letheon.pipeline import owners
 from letheon.request import Scope
 from letheon.tasks.population import Target
 from letheon.tasks.vision import Digits

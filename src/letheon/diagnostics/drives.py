@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from letheon.client import Client
 from letheon.curve import Evaluator
+from letheon.life import continued_phases, stage_seed
 from letheon.methods.base import fedavg
 from letheon.middleware import Excluding, Quorum
 from letheon.phase import Phase, State, drive, seed_of
-from letheon.pipeline import Run, continued_again
+from letheon.pipeline import Run
 from letheon.request import Part
 from letheon.runtimes.inprocess import InProcess
 from letheon.training import Local
@@ -50,9 +51,16 @@ class Drives:
         return replace(self._run.experiment.local, first_round=self._run.experiment.train_rounds)
 
     def continued(self, start: State, rounds: int) -> list[State]:
-        """``start``, and the states after each of the first rounds of continued training from it."""
-        states = [start]
-        continued_again(self._run, start, rounds, runtime=self._runtime, observers=[lambda _, __, s: states.append(s)])
+        """``start``, and the states after each of the first rounds of continued training from it.
+
+        Seeded as in the run: from a method's unlearned state these are the very states that the run went through.
+        """
+        states, experiment = [start], self._run.experiment
+        phases = [replace(phase, rounds=rounds) for phase in continued_phases(experiment)]
+        quorum = Quorum(self._runtime, minimum=experiment.minimum)
+        federation = Excluding(quorum, request=self._run.population.requests[-1].id)
+        seed = stage_seed(experiment.seed, "continue")
+        drive(phases, federation, start, seed=seed, observers=[lambda _, __, state: states.append(state)])
         return states
 
     def differs(self, label: str, states: list[State]) -> int | None:

@@ -11,9 +11,10 @@ from letheon import config, tree
 from letheon.errors import JournalError
 from letheon.experiment import Experiment
 from letheon.folder import EXPERIMENT, versions
+from letheon.life import owners, unlearning
 from letheon.methods.retrain import Retrain
 from letheon.metrics import VERSIONS
-from letheon.pipeline import Run, owners, unlearning
+from letheon.pipeline import Run
 from letheon.report.alignment import Alignments, alignments
 from letheon.report.curves import Curves, curves
 from letheon.report.requests import Known, known
