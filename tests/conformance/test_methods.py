@@ -16,7 +16,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "lethe", "adapter": False, "layer": "module", "gamma": {"kind": "clipped", "value": 0.5}},
     {"name": "lethe", "restore_rounds": 0, "literal": True},
     {"name": "lethe", "search": {}},
-    {"name": "lethe", "rounds": "probe", "adapter": False},
+    {"name": "lethe", "rounds": "probe", "adapter": False, "norm": "retain"},
     {"name": "puf", "form": "regular", "rate": 5.0},
     {"name": "not", "tensors": ["fc1.weight", "fc1.bias"], "rounds": 2},
     {"name": "retrain", "rounds": 1, "init_seed": 7, "local": {"optimizer": "adamw", "lr": 0.01, "steps": 3}},

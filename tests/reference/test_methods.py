@@ -226,6 +226,24 @@ def test_a_round_of_lethe_applies_the_rule_to_the_two_streams_and_takes_the_buff
         assert tree.digest(end.buffers) == tree.digest(pooled(replies))
 
 
+@pytest.mark.parametrize("layer", ["tensor", "module"])
+def test_scales_and_shifts_of_norms_may_follow_the_retain_stream(small: Small, layer: str) -> None:
+    rectifying = Lethe(adapter=None, rounds=1, restore_rounds=0, search=None, layer=layer, local=LOCAL)  # type: ignore[arg-type]
+    ends = [
+        drive(method.phases(small.start, small.task), small.tap, small.start, seed=9)
+        for method in (rectifying, replace(rectifying, norm="retain"))
+    ]
+    retain = weighted(small, ("a", "c"), small.tap.calls[0][0][1].seed)
+    norms = small.task.norms
+    assert norms == ({"norm.weight", "norm.bias"} if small.start.buffers else set())
+    for name, tensor in ends[1].params.items():
+        if name in norms:
+            assert_close({name: tensor}, {name: small.start.params[name].double() + retain[name]})
+            assert not torch.equal(tensor, ends[0].params[name])
+        else:
+            assert torch.equal(tensor, ends[0].params[name])
+
+
 def pooled(replies: Sequence[Reply]) -> Params:
     from letheon.work import BufferMean
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -110,6 +110,8 @@ class Lethe(Method):
             forget, rectification goes on.
         restore_rounds: R, FedAvg rounds afterwards.
         layer: what a layer of Eq. (9) is: a ``tensor`` (weight and bias apart) or a ``module``.
+        norm: whether scales and shifts of normalisation layers are rectified like all parameters, or take the
+            ``retain`` update as it is. Running statistics are never rectified.
         search: how long the rectified step is; None: as long as Eq. (10) makes it.
         literal: keep Eq. (10) as printed where a layer's forget update is zero.
         local: local recipe of both streams and of phase 3; None: the experiment's.
@@ -131,6 +133,7 @@ class Lethe(Method):
     rounds: int | Literal["probe"] = 4
     restore_rounds: int = 4
     layer: Literal["tensor", "module"] = "tensor"
+    norm: Literal["rectify", "retain"] = "rectify"
     search: Search | None = Search()
     literal: bool = False
     local: Local | None = None
@@ -141,12 +144,13 @@ class Lethe(Method):
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         layers = self.layers(start, task)
+        kept = task.norms if self.norm == "retain" else frozenset()
 
         def amplify(federation: Federation, state: State, t: int) -> State:
             return self.amplify(federation, state, task.head)
 
         def rectified(federation: Federation, state: State, t: int) -> State:
-            return self.rectified(federation, state, t, layers)
+            return self.rectified(federation, state, t, layers, kept)
 
         def probed(federation: Federation, state: State, t: int) -> State:
             return self.probed(federation, rectified(federation, state, t), t)
@@ -173,8 +177,10 @@ class Lethe(Method):
         reached = torch.tensor([mean.metrics.get("steps", 0.0), mean.metrics.get("reached", 0.0)], dtype=torch.float64)
         return replace(state, scratch=state.scratch | mean.tensors).logged(**{AMPLIFIED: reached})
 
-    def rectified(self, federation: Federation, state: State, t: int, layers: Mapping[str, Sequence[str]]) -> State:
-        """Phase 2 (Eq. 7–11): one round of both streams; buffers follow the retain stream."""
+    def rectified(
+        self, federation: Federation, state: State, t: int, layers: Mapping[str, Sequence[str]], kept: Set[str]
+    ) -> State:
+        """Phase 2 (Eq. 7–11): one round of both streams; buffers and ``kept`` parameters follow the retain stream."""
         extras = adapter_of(state.scratch)
         forget, retain = averages(
             federation.run(
@@ -183,7 +189,8 @@ class Lethe(Method):
             ),
             works=2,
         )
-        update, alignments = rectify(retain.tensors, forget.tensors, layers, self.gamma, literal=self.literal)
+        streams = retain.tensors, forget.tensors
+        update, alignments = rectify(*streams, layers, self.gamma, literal=self.literal, kept=kept)
         following = replace(state, buffers=retain.buffers)
         scale, baseline = self.length(federation, state, following, update)
         following = following if scale else state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,15 +75,17 @@ class Alignment:
         return [*values, float(BRANCHES.index(self.branch)), float(self.holds), scale]
 
 
-def align(retain: Params, forget: Params, names: Sequence[str], gamma: Gamma, *, literal: bool = False) -> Alignment:
+def align(
+    retain: Params, forget: Params, names: Sequence[str], gamma: Gamma, *, literal: bool = False, keep: bool = False
+) -> Alignment:
     """Eq. (9) and (13) for the layer made of ``names``, and the branch of Eq. (10).
 
     Eq. (10) sends a layer without forget update (frozen, unused) into the negation branch, where its step is −0 and
-    the retained progress is lost. Unless ``literal``, such a layer takes the retain update.
+    the retained progress is lost. Unless ``literal``, such a layer takes the retain update; ``keep``: it always does.
     """
     s = tree.dot(retain, forget, names)
     retain_norm, forget_norm = tree.norm(retain, names), tree.norm(forget, names)
-    if not literal and forget_norm < TINY:
+    if keep or (not literal and forget_norm < TINY):
         return Alignment(s, retain_norm, forget_norm, 0.0, 0.0, 0.0, "retain")
     if s <= 0:
         return Alignment(s, retain_norm, forget_norm, 0.0, 0.0, 0.0, "negate")
@@ -92,7 +94,13 @@ def align(retain: Params, forget: Params, names: Sequence[str], gamma: Gamma, *,
 
 
 def rectify(
-    retain: Params, forget: Params, layers: Mapping[str, Sequence[str]], gamma: Gamma, *, literal: bool = False
+    retain: Params,
+    forget: Params,
+    layers: Mapping[str, Sequence[str]],
+    gamma: Gamma,
+    *,
+    literal: bool = False,
+    kept: Set[str] = frozenset(),
 ) -> tuple[Params, dict[str, Alignment]]:
     """The rectified update Δ̃ of Eq. (10) and the alignment of each layer.
 
@@ -102,11 +110,13 @@ def rectify(
         layers: what "layer" means: a name, and the tensors that belong to it.
         gamma: how γ is chosen.
         literal: follow Eq. (10) also where the forget update is zero.
+        kept: names of tensors that are not rectified; a layer of nothing else takes the retain update.
     """
     update: Params = {}
     alignments = {}
     for layer, names in layers.items():
-        alignment = alignments[layer] = align(retain, forget, names, gamma, literal=literal)
+        keep = kept >= set(names)
+        alignment = alignments[layer] = align(retain, forget, names, gamma, literal=literal, keep=keep)
         for name in names:
             if alignment.branch == "negate":
                 update[name] = -forget[name]

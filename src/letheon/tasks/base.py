@@ -78,6 +78,13 @@ class Task(ABC):
         return {module: tuple(names) for module, names in groups.items()}
 
     @cached_property
+    def norms(self) -> frozenset[str]:
+        """Names of the trainable parameters of normalisation layers: scales and shifts."""
+        kinds = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+        layers = {name for name, module in self.prototype().named_modules() if isinstance(module, kinds)}
+        return frozenset(name for layer in layers for name in self.layers.get(layer, ()))
+
+    @cached_property
     def flops(self) -> int:
         """FLOPs of one forward pass of one sample, 2 for each multiply-accumulate, counted from the model."""
         from torch.utils.flop_counter import FlopCounterMode
