@@ -16,7 +16,7 @@ from letheon.data import Data
 from letheon.errors import LetheonError, RequestError
 from letheon.objectives import objective
 from letheon.phase import seed_of
-from letheon.request import Request
+from letheon.request import Request, free
 from letheon.tasks.base import Task, buffers_of, params_of
 from letheon.training import Local, train
 from letheon.work import Reply, Work
@@ -81,7 +81,11 @@ class Client:
         self._parts.clear()  # no copy of what is to be forgotten stays behind
 
     def part(self, work: Work) -> Data:
-        """The samples that ``work`` is about; ``retain`` honours every request admitted so far."""
+        """The samples that ``work`` is about.
+
+        ``retain`` leaves out what any request admitted so far covers, ``forget`` what an earlier one covers: nobody
+        is asked to work on what has been forgotten already.
+        """
         key = (work.part, work.request, len(self.requests))
         found = self._parts.get(key)
         if found is None:
@@ -92,12 +96,12 @@ class Client:
         if work.part == "forget":
             if work.request not in self.requests:
                 raise RequestError(f"client {self.name}: request {work.request!r} was never admitted here")
-            return self.requests[work.request].select(self.name, self.data, "forget")
-        data = self.data
+            earlier = list(self.requests)[: list(self.requests).index(work.request)]
+            covered = self.requests[work.request].covers(self.name, self.data, [self.requests[id] for id in earlier])
+            return self.data.take(covered)
         if work.part == "retain":
-            for request in self.requests.values():
-                data = request.select(self.name, data, "retain")
-        return data
+            return self.data.take(free(self.requests.values(), self.name, self.data))
+        return self.data
 
     def execute(self, work: Work, module: nn.Module) -> Reply:
         """Do ``work`` with ``module`` (a scratch copy of the architecture, overwritten) and reply.

@@ -59,7 +59,7 @@ class Evaluator:
         forget = [
             Client(f"forget/{name}", covered, task)
             for name, data in sorted(population.clients.items())
-            if len(covered := population.request.select(name, data, "forget"))
+            if len(covered := data.take(population.covered(name)))
         ]
         clients = [*forget, *_chunked("test", population.test, task)]
         if population.triggered_test is not None:

@@ -60,19 +60,27 @@ class Experiment:
         if self.seed < 0:
             raise ConfigError(f"seed: must not be negative, got {self.seed}")
         for method in (self.method, *self.compare):
-            for target in (self.request, *self.then):
-                if target.scope not in method.scopes:
-                    raise MethodError(
-                        f"{method.name} does not serve requests of scope {target.scope!r}; "
-                        f"it serves {', '.join(sorted(method.scopes))}"
-                    )
+            self._check_served(method)
+        recording = [m.name for m in (self.method, *self.compare) if type(m).training is not Method.training]
+        if len(set(recording)) < len(recording):
+            raise ConfigError(f"compare: two settings of {recording[0]} would record under one name; run them apart")
         targets = [target for target in (self.request, *self.then) if target.scope != "class"]
-        painted = [target.trigger for target in targets if target.trigger]
-        if len(set(painted)) < len(painted):
+        corners = [target.trigger.corner for target in targets if target.trigger]
+        if len(set(corners)) < len(corners):
             raise ConfigError(
-                "then: two requests have the same trigger, and what one is to forget the other would still teach; "
-                "give each its own trigger.corner or trigger.target"
+                "then: two requests paint their triggers in the same corner, and one would undo the other; give each "
+                "its own trigger.corner"
             )
+
+    def _check_served(self, method: Method) -> None:
+        for target in (self.request, *self.then):
+            if target.scope not in method.scopes:
+                raise MethodError(
+                    f"{method.name} does not serve requests of scope {target.scope!r}; "
+                    f"it serves {', '.join(sorted(method.scopes))}"
+                )
+        if self.then and not method.repeats:
+            raise MethodError(f"{method.name} serves one request only; leave it out, or leave out `then`")
 
     @cached_property
     def digest(self) -> str:

@@ -18,6 +18,7 @@ from letheon import config, tree
 from letheon.errors import ConfigError
 from letheon.experiment import Experiment
 from letheon.files import write_json
+from letheon.request import free
 from letheon.tasks.population import Population
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,6 @@ def described(experiment: Experiment, population: Population) -> dict[str, Any]:
 def label_counts(population: Population, classes: int) -> dict[str, list[int]]:
     """For each client, how many retained samples it has of each class."""
     return {
-        name: torch.bincount(population.request.select(name, data, "retain").targets, minlength=classes).tolist()
+        name: torch.bincount(data.targets[free(population.requests, name, data)], minlength=classes).tolist()
         for name, data in sorted(population.clients.items())
     }

@@ -22,7 +22,7 @@ from letheon.phase import State
 
 log = logging.getLogger(__name__)
 
-VERSION = "2"
+VERSION = "3"
 KEPT = 2
 _PARTS = ("params", "buffers", "memory", "scratch")
 
@@ -75,57 +75,67 @@ def _checksum(tensors: tree.Params, metadata: Mapping[str, str]) -> str:
 
 
 class _Memory:
-    """The memory of the kept rounds, each tensor in a file of its own, named by content and written once.
+    """The memory of the kept rounds: what a round adds goes into one file, and is written once.
 
     A history grows by some tensors a round; written with every state it would be written as often as there are rounds.
+    A tensor is named by its file and the digest of its content. A file goes when no kept round needs any of it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._places: dict[str, str] = {}
         self._last: dict[str, tuple[Tensor, str]] = {}
         self._kept: deque[set[str]] = deque(maxlen=KEPT)
 
     def save(self, memory: Mapping[str, Tensor]) -> dict[str, str]:
-        """The content's name for each entry; a tensor that is the same object as in the round before is not read."""
-        named = {}
+        """``file/digest`` of each entry; a tensor that is the same object as in the round before is not read."""
+        digests = {}
         for name, tensor in memory.items():
             last, digest = self._last.get(name, (None, ""))
-            named[name] = digest if last is tensor else tree.digest({"": tensor})
-            path = self._path(named[name])
-            if not path.exists():
-                write(path, safetensors.torch.save({"": tensor.detach().clone().contiguous()}))
-        self._last = {name: (tensor, named[name]) for name, tensor in memory.items()}
-        return named
+            digests[name] = digest if last is tensor else tree.digest({"": tensor})
+        new = {d: memory[n].detach().clone().contiguous() for n, d in digests.items() if d not in self._places}
+        if new:
+            file = hashlib.sha256(" ".join(sorted(new)).encode()).hexdigest()[:32]
+            write(self._path(file), safetensors.torch.save(new))
+            self._places |= dict.fromkeys(new, file)
+        self._last = {name: (tensor, digests[name]) for name, tensor in memory.items()}
+        return {name: f"{self._places[digest]}/{digest}" for name, digest in digests.items()}
 
     def load(self, named: Mapping[str, str]) -> tree.Params:
-        """The inverse of ``save``. A damaged file is removed, so that it can be written again.
+        """The inverse of ``save``. A damaged file is removed: it cannot be what is written next under its name.
 
         Raises:
-            JournalError: a file is missing or is not what its name says.
+            JournalError: a file is missing, or a tensor is not what its name says.
         """
-        memory = {name: self._read(digest) for name, digest in named.items()}
-        self._last = {name: (tensor, named[name]) for name, tensor in memory.items()}
-        self._kept.append(set(named.values()))
+        files = {file: self._read(file) for file in {place.partition("/")[0] for place in named.values()}}
+        memory, digests, places = {}, {}, {}
+        for name, place in named.items():
+            file, _, digest = place.partition("/")
+            tensor = files[file].get(digest)
+            if tensor is None or tree.digest({"": tensor}) != digest:
+                self._path(file).unlink(missing_ok=True)
+                raise JournalError(f"{self._path(file)}: was altered after it was written")
+            memory[name], digests[name], places[digest] = tensor, digest, file
+        self._places = places
+        self._last = {name: (tensor, digests[name]) for name, tensor in memory.items()}
+        self._kept.append(set(files))
         return memory
 
-    def _read(self, digest: str) -> Tensor:
-        path = self._path(digest)
+    def _read(self, file: str) -> tree.Params:
+        path = self._path(file)
         try:
-            tensor: Tensor = safetensors.torch.load(path.read_bytes())[""]
-        except (OSError, KeyError, safetensors.SafetensorError) as error:
+            return safetensors.torch.load(path.read_bytes())
+        except (OSError, safetensors.SafetensorError) as error:
             path.unlink(missing_ok=True)
             raise JournalError(f"{path}: missing or damaged ({error})") from error
-        if tree.digest({"": tensor}) != digest:
-            path.unlink(missing_ok=True)
-            raise JournalError(f"{path}: was altered after it was written")
-        return tensor
 
     def sweep(self, named: Mapping[str, str]) -> None:
         """Forget what neither this round nor the kept one before it has."""
-        self._kept.append(set(named.values()))
-        needed = {self._path(digest).name for digests in self._kept for digest in digests}
+        self._kept.append({place.partition("/")[0] for place in named.values()})
+        needed = set().union(*self._kept)
+        self._places = {digest: file for digest, file in self._places.items() if file in needed}
         for path in self._folder.glob("memory-*.safetensors"):
-            if path.name not in needed:
+            if path.stem.removeprefix("memory-") not in needed:
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:
@@ -133,8 +143,8 @@ class _Memory:
         for path in self._folder.glob("memory-*.safetensors"):
             path.unlink(missing_ok=True)
 
-    def _path(self, digest: str) -> Path:
-        return self._folder / f"memory-{digest[:32]}.safetensors"
+    def _path(self, file: str) -> Path:
+        return self._folder / f"memory-{file}.safetensors"
 
 
 class DiskJournal:

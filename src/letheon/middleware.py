@@ -122,7 +122,7 @@ class Quorum:
         for index, work in enumerate(works):
             # The data to forget may have one holder only, and of a cohort no more can answer than were asked.
             needed = 1 if work.part == "forget" else self._minimum
-            needed = needed if work.clients is None else min(needed, len(work.clients))
+            needed = needed if work.clients is None else min(needed, len(set(work.clients)))
             if usable[index] < needed:
                 raise _refusal(work, usable[index], needed, reasons[index])
 
@@ -233,18 +233,22 @@ class Recording:
     Args:
         inner: the federation to listen to.
         note: the entries to keep of a reply.
+        kind: of the work whose replies are noted; what other methods ask in the same round is none of it.
 
     Attributes:
         notes: the entries of all replies so far.
     """
 
-    def __init__(self, inner: Federation, note: Callable[[Reply], Mapping[str, Tensor]]) -> None:
+    def __init__(
+        self, inner: Federation, note: Callable[[Reply], Mapping[str, Tensor]], *, kind: str = "train"
+    ) -> None:
         self._inner = inner
         self._note = note
+        self._kind = kind
         self.notes: tree.Params = {}
 
     def run(self, *works: Work) -> Iterator[Reply]:
         for reply in self._inner.run(*works):
-            if not reply.error and reply.weight > 0:
+            if works[reply.work].kind == self._kind and not reply.error and reply.weight > 0:
                 self.notes.update(self._note(reply))
             yield reply

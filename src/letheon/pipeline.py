@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from typing import Protocol
 from letheon import config
 from letheon.client import Client
 from letheon.curve import Curve, Evaluator, Point
-from letheon.errors import ConfigError
+from letheon.errors import ConfigError, JournalError
 from letheon.experiment import Experiment
-from letheon.files import write_json
+from letheon.files import read_sealed, write_json, write_sealed
 from letheon.folder import EXPERIMENT, claim, data_digest, described, read, recorded_cache, stages, versions
 from letheon.journal import DiskJournal
 from letheon.life import (
@@ -98,6 +97,11 @@ class Run:
     later: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
     known: Mapping[str, list[list[float]]] = field(default_factory=dict)
 
+    def diverged(self, label: str) -> str:
+        """Empty, or why the method ended early: serving some request, or in continued training."""
+        outcomes = (self.unlearned[label], *self.later.get(label, ()), self.continued[label])
+        return next((outcome.diverged for outcome in outcomes if outcome.diverged), "")
+
     def origin_of(self, label: str) -> Outcome:
         """The model that the method started from."""
         return self.trained.get(label, self.origin)
@@ -145,7 +149,7 @@ def run(
             for evaluate in evaluates:
                 evaluate.close()
     if result.known:
-        write_json(folder / KNOWN, dict(result.known))
+        write_sealed(folder / KNOWN, {"retention": dict(result.known)})
     write_json(folder / "population.json", described(experiment, population))
     return result
 
@@ -161,6 +165,8 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
         raise ConfigError(f"{folder}: no run here (experiment.json is missing); give a folder that `letheon run` wrote")
     written = read(path)
     experiment = config.build(Experiment, written["experiment"], str(path))
+    if experiment.digest != written["digest"] and written["versions"].get("code") != versions()["code"]:
+        raise ConfigError(f"{path}: was written by another version of Letheon, which has to read it; or run it again")
     if experiment.digest != written["digest"]:
         raise ConfigError(f"{path}: was edited, the experiment is not the one that was run; restore the file")
     place = stages(folder, cache or recorded_cache(written), used=written["versions"], data=written["data"])
@@ -183,8 +189,16 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
         {label: outcomes[f"{label}.continue"] for label in labels},
         {label: outcomes[f"{label}.train"] for label in labels if f"{label}.train" in outcomes},
         {label: tuple(outcomes[name] for name in unlearning(experiment, label)[1:]) for label in labels},
-        json.loads((folder / KNOWN).read_text()) if experiment.then else {},
+        _read_known(folder) if experiment.then else {},
     )
+
+
+def _read_known(folder: Path) -> dict[str, list[list[float]]]:
+    try:
+        known: dict[str, list[list[float]]] = read_sealed(folder / KNOWN)["retention"]
+    except (JournalError, KeyError) as error:
+        raise ConfigError(f"{folder / KNOWN}: missing or damaged; finish the run with --resume ({error})") from error
+    return known
 
 
 class _Life:

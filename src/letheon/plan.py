@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import torch
-
 from letheon.calibration import Pace, calibrate
 from letheon.curve import Point
 from letheon.experiment import Experiment
@@ -23,6 +21,7 @@ from letheon.life import (
 )
 from letheon.middleware import Cost, DryRun, Excluding, Metered
 from letheon.phase import Phase, State
+from letheon.request import free
 from letheon.runtimes.inprocess import available_cores
 from letheon.tasks.population import Population
 from letheon.work import Federation, Reply, Work
@@ -157,9 +156,9 @@ def _sizes(population: Population, served: int) -> dict[str, dict[str, int]]:
     """For each client, how many samples each part has when so many requests are admitted."""
     sizes = {}
     for name, data in population.clients.items():
-        covered = [request.mask(name, data) for request in population.requests[: max(1, served)]]
-        gone = torch.stack(covered).any(0)
-        sizes[name] = {"all": len(data), "forget": int(covered[-1].sum()), "retain": int((~gone).sum())}
+        *earlier, request = population.requests[: max(1, served)]
+        covered, left = request.covers(name, data, earlier), free([*earlier, request], name, data)
+        sizes[name] = {"all": len(data), "forget": int(covered.sum()), "retain": int(left.sum())}
     return sizes
 
 

@@ -6,7 +6,7 @@ Client-, class- and sample-level unlearning differ here and nowhere else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
@@ -63,6 +63,10 @@ class Request:
             return torch.eq(data.targets, self.label)  # type: ignore[arg-type]
         return torch.isin(data.ids, self._sample_ids)
 
+    def covers(self, client: str, data: Data, earlier: Iterable[Request] = ()) -> Tensor:
+        """``(n,)`` bool: what the request covers and no request of ``earlier`` covered before it."""
+        return self.mask(client, data) & free(earlier, client, data)
+
     def select(self, client: str, data: Data, part: Part) -> Data:
         """The part of ``client``'s data that the request forgets, retains, or all of it."""
         if part == "all":
@@ -98,3 +102,11 @@ class Request:
                     f"request: {len(unknown)} of {len(self.samples)} sample ids are held by no client, "
                     f"for instance {unknown[:5]}; only enrolled samples can be forgotten"
                 )
+
+
+def free(requests: Iterable[Request], client: str, data: Data) -> Tensor:
+    """``(n,)`` bool: which samples of ``client`` none of the requests covers."""
+    left = torch.ones(len(data), dtype=torch.bool)
+    for request in requests:
+        left &= ~request.mask(client, data)
+    return left

@@ -18,7 +18,7 @@ from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.resurfacing import resurfacing, unsuccessful
 from letheon.metrics.retention import Bits, continued_retention, retention
 from letheon.metrics.utility import collapsed, utility, worst_class, worst_client
-from letheon.metrics.verdict import Verdict, control_suffices, verdict, void_reasons
+from letheon.metrics.verdict import Verdict, control_suffices, unlearnt, verdict, void_reasons
 from letheon.middleware import Cost
 from letheon.pipeline import Run
 from letheon.stage import Outcome
@@ -51,10 +51,6 @@ class Results:
         targets = self.run.population.test.targets
         return [int(c) for c in torch.bincount(targets, minlength=self.run.experiment.task.classes)]
 
-    @cached_property
-    def _forgotten(self) -> int | None:
-        return self.run.population.request.label
-
     def bits(self, outcome: Outcome) -> Bits:
         """``(points, n)`` outcomes on the data to forget."""
         return bits_of(outcome.points, self.n)
@@ -65,8 +61,8 @@ class Results:
         return bits[1:] if len(bits) > 1 else bits
 
     def mu(self, point: Point) -> Measurement:
-        """MU of a point; at class level over the retained classes."""
-        return utility(point.test_correct, self._test_counts, without=self._forgotten)
+        """MU of a point, over the classes that no request removes."""
+        return utility(point.test_correct, self._test_counts, without=self.run.population.labels)
 
     def kr_origin(self, label: str | None = None) -> Measurement:
         """KR before unlearning; of the model that a method trained for itself, if it did."""
@@ -87,8 +83,7 @@ class Results:
     @cached_property
     def void(self) -> list[str]:
         """Why the run cannot rank methods; empty if it can."""
-        retrain = (self.run.unlearned[self.retrain], self.run.continued[self.retrain])
-        broken = [outcome.diverged for outcome in (self.run.origin, *retrain) if outcome.diverged]
+        broken = [reason for reason in (self.run.origin.diverged, self.run.diverged(self.retrain)) if reason]
         attack = self.attack(self.run.origin.points[-1])
         return [f"the reference diverged: {reason}" for reason in broken] + void_reasons(
             number(self.kr_origin()),
@@ -96,7 +91,7 @@ class Results:
             n=self.n,
             attack=number(attack) if attack else None,
             ct_kr_retrain=number(self._ct_kr_retrain),
-            ct_kr_control=None if self._forgotten is not None else self._ct_kr_control,
+            ct_kr_control=self._ct_kr_control if self.run.population.request.label is None else None,
             mu_origin=number(self.mu(self.run.origin.points[-1])),
             mu_retrain=number(self.mu(self.run.continued[self.retrain].points[-1])),
         )
@@ -114,7 +109,7 @@ class Results:
         A class of which nothing is left in training is forgotten by training alone, always: at class level that makes
         no run void, but it has to be said.
         """
-        if self._forgotten is None or self._ct_kr_control is None:
+        if self.run.population.request.label is None or self._ct_kr_control is None:
             return None
         return control_suffices(self._ct_kr_control, number(self._ct_kr_retrain), self.n)
 
@@ -122,10 +117,11 @@ class Results:
         """RR, or why there is none: void run, collapsed model, failed forgetting, no room; in this order."""
         unlearned, continued = self.run.unlearned[label], self.run.continued[label]
         reason: Undefined | None = None
-        if self.void:
-            reason = Undefined("; ".join(self.void), "void")
-        elif unlearned.diverged or continued.diverged:
-            reason = Undefined(f"collapsed: {unlearned.diverged or continued.diverged}", "collapsed")
+        void = self.void or self._own_void(label)
+        if void:
+            reason = Undefined("; ".join(void), "void")
+        elif self.run.diverged(label):
+            reason = Undefined(f"collapsed: {self.run.diverged(label)}", "collapsed")
         else:
             reason = collapsed(
                 number(self.mu(unlearned.points[-1])),
@@ -137,6 +133,16 @@ class Results:
             return Measurement(reason, None, None, self.n)
         origin = self.bits(self.run.origin_of(label))[-1]
         return resurfacing(self.continued_bits(label), self.continued_bits(self.retrain), origin)
+
+    def _own_void(self, label: str) -> list[str]:
+        """Why nothing can be said of a method that trained its own Origin: that model, too, must have learnt."""
+        if label not in self.run.trained:
+            return []
+        origin, attack = self.run.trained[label], self.attack(self.run.trained[label].points[-1])
+        if origin.diverged:
+            return [f"its own Origin diverged: {origin.diverged}"]
+        reasons = unlearnt(number(self.kr_origin(label)), number(attack) if attack else None)
+        return [f"{label} trains its own Origin: {reason}" for reason in reasons]
 
     def verdict(self, label: str) -> Verdict:
         """Whether the method passes the fixed thresholds."""
@@ -199,7 +205,9 @@ class Results:
         return row
 
     def _worst(self, point: Point) -> dict[str, Any]:
-        fields = worst_class(point.test_correct, self._test_counts, without=self._forgotten).fields("mu_worst_class")
+        gone = self.run.population.labels
+        fields = worst_class(point.test_correct, self._test_counts, without=gone).fields("mu_worst_class")
+        fields = worst_class(point.test_correct, self._test_counts, without=gone).fields("mu_worst_class")
         client, value = worst_client(point.test_correct, self._test_counts, self._retained_labels)
         return fields | value.fields("mu_worst_client") | {"worst_client": client}
 

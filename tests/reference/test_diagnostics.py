@@ -11,7 +11,8 @@ from torch import nn
 
 from letheon.diagnostics.connectivity import barrier, heights, mixed, path, per_distance, recalibrate
 from letheon.diagnostics.features import dispersion, explained, principal, relative_dispersion
-from letheon.diagnostics.membership import attack, auc, confidence, true_positives
+from letheon.diagnostics.membership import attack, confidence, true_positives
+from letheon.metrics.ranking import auc
 from letheon.diagnostics.probe import probe
 from letheon.diagnostics.relearn import budget
 from letheon.diagnostics.rollback import FLOOR, rollback, rollback_tendency

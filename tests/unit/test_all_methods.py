@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 
 from letheon import pipeline, registry, tree
+from letheon.client import Client
+from letheon.errors import ConfigError
 from letheon.experiment import Experiment
-from letheon.life import has_own_training, records_training
+from letheon.life import has_own_training, records_training, seen_by, training_phases
 from letheon.methods.base import Method
 from letheon.methods.fats import FATS
+from letheon.methods.federaser import FedEraser
 from letheon.methods.lethe import Lethe
-from letheon.phase import State
+from letheon.phase import State, drive
 from letheon.pipeline import Run
 from letheon.plan import COUNTED, plan
 from letheon.report.html import write_artefacts
 from letheon.report.model import stages
 from letheon.results import Results
+from letheon.runtimes.inprocess import InProcess
 from letheon.tasks.population import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
@@ -107,6 +111,35 @@ def test_it_is_loaded_and_resumed(run: Run) -> None:
         assert tree.digest(again.continued[label].state.params) == tree.digest(outcome.state.params)
         assert tree.digest(loaded.continued[label].state.params) == tree.digest(outcome.state.params)
     assert loaded.trained.keys() == run.trained.keys()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_methods_that_record_do_not_hear_each_other(order: int) -> None:
+    federaser, fedau = (replace(EXPERIMENT, compare=(m,)).methods[m.name] for m in CLIENT_LEVEL if records_training(m))
+    start, chosen = EXPERIMENT.task.init(0), ((federaser,), (federaser, fedau)[::order])
+    phases = [training_phases(replace(EXPERIMENT, compare=methods)) for methods in chosen]
+    alone, both = (drive(each, InProcess(members()), start, seed=3) for each in phases)
+    own = [seen_by(federaser, state).memory for state in (alone, both)]
+    assert own[0]
+    assert tree.digest(own[0]) == tree.digest(own[1])
+
+
+def members() -> list[Client]:
+    return [Client(name, data, EXPERIMENT.task) for name, data in EXPERIMENT.populate().clients.items()]
+
+
+def test_two_settings_of_a_method_that_records_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two settings of federaser would record under one name"):
+        replace(EXPERIMENT, compare=(FedEraser(), FedEraser(interval=3)))
+
+
+def test_an_own_origin_that_has_not_learnt_makes_its_row_void(run: Run) -> None:
+    results = Results(run)
+    results.__dict__["void"] = []  # so small a run is void as a whole
+    row = results.row("fats")
+    assert row["kr_origin"] < 80
+    assert (row["rr_status"], row["verdict"]) == ("void", "void")
+    assert "fats trains its own Origin: Origin retains" in row["rr_reason"]
 
 
 def test_only_methods_that_say_so_record(run: Run) -> None:

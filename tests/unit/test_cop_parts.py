@@ -201,6 +201,8 @@ def test_nearly_all_of_a_gradient_blocked_is_a_warning(caplog: pytest.LogCapture
     tokens = normal(2, 5)
     basis = Basis.from_moments(moments(tokens), rule=Selection(1.0, rank=5, rank_total=5))
     guard = Guard(model, {"0": ("0",)}, {"0": basis})
+    guard.project([None])
+    assert guard.blocked() == {"0.weight": 0.0}
     guard.project([normal(3, 2) @ tokens])
     with caplog.at_level(logging.WARNING):
         assert guard.blocked()["0.weight"] == pytest.approx(1.0)
@@ -210,12 +212,14 @@ def test_nearly_all_of_a_gradient_blocked_is_a_warning(caplog: pytest.LogCapture
 def test_guard_holds_inside_an_autocast_region() -> None:
     model = nn.Sequential(nn.Linear(6, 3, bias=False))
     basis = Basis.from_moments(moments(normal(2, 6)), rule=Selection(1.0, rank=6))
-    guard = Guard(model, {"0": ("0",)}, {"0": basis})
+    start = model[0].weight.detach().clone()
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        guard = Guard(model, {"0": ("0",)}, {"0": basis})
+        assert torch.equal(model[0].weight, start)
         with torch.no_grad():
             model[0].weight += 1
         guard.restore()
-    assert guard.drifts()["0.weight"] < 1e-6
+    assert float(((model[0].weight.detach() - start) @ basis.vectors).abs().max()) < 1e-6
 
 
 def test_bases_of_another_model_are_refused() -> None:

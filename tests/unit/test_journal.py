@@ -179,12 +179,14 @@ def test_a_history_that_grows_is_written_once_and_comes_back(tmp_path: Path, mon
 
 def test_what_memory_has_dropped_is_off_the_disk_when_no_kept_round_has_it(tmp_path: Path) -> None:
     kept = journal(tmp_path)
-    kept.save("train", 1, grown(3))
-    kept.save("train", 2, grown(1))
-    assert len(memories(tmp_path)) == 3  # the round before has them still
+    kept.save("train", 1, grown(1))
+    kept.save("train", 2, grown(4))
+    assert len(memories(tmp_path)) == 2  # what a round adds goes into one file
+    kept.save("train", 3, grown(1))
+    assert len(memories(tmp_path)) == 2  # the round before has them still
     resumed = journal(tmp_path)
     assert resumed.load() is not None
-    resumed.save("train", 3, grown(1))
+    resumed.save("train", 4, grown(1))
     assert len(memories(tmp_path)) == 1
     resumed.clear()
     assert list(tmp_path.iterdir()) == []
@@ -213,6 +215,26 @@ def test_a_round_whose_memory_is_damaged_is_skipped_and_written_anew(
     saved = journal(tmp_path).load()
     assert saved is not None
     assert same(saved[2], grown(2))
+
+
+def test_a_tensor_whose_file_is_gone_is_written_again(tmp_path: Path) -> None:
+    kept = journal(tmp_path)
+    kept.save("train", 1, grown(1))
+    kept.save("train", 2, grown(3))
+    kept.save("train", 3, grown(1))
+    kept.save("train", 4, grown(1))
+    kept.save("train", 5, grown(3))
+    saved = journal(tmp_path).load()
+    assert saved is not None
+    assert same(saved[2], grown(3))
+
+
+def test_equal_tensors_are_kept_once_under_all_their_names(tmp_path: Path) -> None:
+    given = State({"w": torch.ones(1)}, memory={name: torch.arange(4.0) for name in "abc"})
+    journal(tmp_path).save("train", 1, given)
+    saved = journal(tmp_path).load()
+    assert saved is not None
+    assert same(saved[2], given)
 
 
 def damaged(path: Path) -> None:

@@ -15,15 +15,15 @@ def test_utility_is_over_samples_not_over_classes() -> None:
 
 
 def test_a_forgotten_class_does_not_count() -> None:
-    without = utility(CORRECT, COUNTS, without=2)
+    without = utility(CORRECT, COUNTS, without={2})
     assert without.value == pytest.approx(100 * 49 / 60)
     assert without.n == 60
-    assert utility(CORRECT, COUNTS, without=0).n == 90
+    assert utility(CORRECT, COUNTS, without={0}).n == 90
 
 
 def test_the_worst_class_is_the_one_with_the_lowest_share() -> None:
     assert worst_class(CORRECT, COUNTS).value == 0.0
-    assert worst_class(CORRECT, COUNTS, without=2).value == 80.0
+    assert worst_class(CORRECT, COUNTS, without={2}).value == 80.0
 
 
 def test_a_class_without_test_samples_is_not_the_worst() -> None:

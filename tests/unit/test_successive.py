@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from letheon import pipeline
+from letheon.client import Client
 from letheon.curve import Evaluator
 from letheon.errors import ConfigError, DataError, MethodError, RequestError
 from letheon.experiment import Experiment
+from letheon.folder import label_counts
+from letheon.methods.fedau import FedAUInTraining
 from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.negate import NoT
 from letheon.pipeline import Run
 from letheon.plan import plan
 from letheon.report.model import stages
 from letheon.report.requests import as_text, known
-from letheon.results import total
+from letheon.results import Results, total
 from letheon.tasks.population import Target
-from letheon.tasks.trigger import Trigger
+from letheon.tasks.trigger import Corner, Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local
+from letheon.work import Work
 
 FIRST = Target(min_forget=20, trigger=Trigger(size=2, margin=0))
 ELSEWHERE = Trigger(size=2, margin=0, corner="top-left", target=1)
@@ -110,9 +116,75 @@ def test_the_plan_prices_what_the_run_took(run: Run) -> None:
     assert planned == {name: total(outcome.costs).samples for name, outcome in stages(run).items()}
 
 
-def test_two_requests_with_one_trigger_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the same trigger.*trigger\.corner"):
-        replace(EXPERIMENT, then=(replace(SECOND, trigger=FIRST.trigger),))
+def test_two_triggers_in_one_corner_are_refused_whatever_their_labels() -> None:
+    beside = replace(SECOND, trigger=Trigger(size=3, margin=0, target=1))
+    with pytest.raises(ConfigError, match=r"in the same corner.*trigger\.corner"):
+        replace(EXPERIMENT, then=(beside,))
+
+
+def test_a_method_that_can_do_it_once_only_is_refused_before_any_work() -> None:
+    with pytest.raises(MethodError, match="fedau-in-training serves one request only"):
+        Experiment(Digits(), FedAUInTraining(), request=FIRST, then=(replace(FIRST, trigger=ELSEWHERE),))
+
+
+OVERLAPPING = replace(EXPERIMENT, request=FIRST, then=(Target("class", label=0),))
+"""The client's triggered samples carry label 0, and so are of the class that goes next."""
+
+
+def test_what_has_been_forgotten_is_no_part_of_a_later_request() -> None:
+    population = OVERLAPPING.populate()
+    (later,) = population.later
+    gone = population.request.client
+    assert gone is not None
+    assert bool(later.request.mask(gone, population.clients[gone]).all())
+    assert not later.covered(gone).any()
+    assert later.forget_size == sum(int((d.targets == 0).sum()) for n, d in population.clients.items() if n != gone)
+    client = Client(gone, population.clients[gone], OVERLAPPING.task)
+    for request in population.requests:
+        client.admit(request)
+    for request, size in zip(population.requests, (population.forget_size, 0), strict=True):
+        assert len(client.part(Work("train", {}, part="forget", request=request.id))) == size
+    assert len(client.part(Work("train", {}, part="retain"))) == 0
+
+
+def test_a_request_that_earlier_ones_cover_whole_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"request 2: earlier requests cover all that it covers.*another label"):
+        replace(EXPERIMENT, request=Target("class", label=1), then=(SECOND,)).populate()
+    with pytest.raises(RequestError, match="request 2: earlier requests cover all"):
+        replace(EXPERIMENT, request=Target("class", label=1), then=(Target("class", label=1),)).populate()
+
+
+def test_a_class_that_a_later_request_removes_counts_in_no_utility(run: Run) -> None:
+    results = Results(run)
+    counts = [int((run.population.test.targets == label).sum()) for label in range(10)]
+    for label in run.experiment.methods:
+        row, right = results.row(label), run.continued[label].points[-1].test_correct
+        assert row["mu"] == pytest.approx(100 * (sum(right) - right[7]) / (sum(counts) - counts[7]))
+    assert sum(label_counts(run.population, 10)["c000"]) >= 0
+    assert all(mix[7] == 0 for mix in label_counts(run.population, 10).values())
+
+
+def test_a_method_that_diverges_in_a_later_request_is_collapsed(run: Run) -> None:
+    first, *others = run.later["not"]
+    broken = replace(run, later={**run.later, "not": (replace(first, diverged="left the numbers"), *others)})
+    results = Results(broken)
+    results.__dict__["void"] = []  # so small a run is void
+    row = results.row("not")
+    assert (row["rr"], row["rr_status"], row["verdict"]) == (None, "collapsed", "fail")
+    broken = replace(run, later={**run.later, "retrain": (replace(first, diverged="left the numbers"), *others)})
+    assert "the reference diverged: left the numbers" in Results(broken).void
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_text("{")])
+def test_a_matrix_that_is_not_there_is_a_run_that_is_not_finished(
+    run: Run, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(run.folder, folder)
+    harm(folder / "requests.json")
+    with pytest.raises(ConfigError, match=r"requests\.json: missing or damaged; finish the run with --resume"):
+        pipeline.load(folder)
+    assert pipeline.run(EXPERIMENT, folder, resume=True, workers=1).known == run.known
 
 
 def test_a_method_must_serve_every_request() -> None:
@@ -129,9 +201,10 @@ def test_a_client_is_asked_to_go_once_only() -> None:
     again = replace(EXPERIMENT, request=named, then=(replace(named, trigger=ELSEWHERE),))
     with pytest.raises(RequestError, match="holds data of an earlier request"):
         again.populate()
-    triggers = [Trigger(size=2, margin=0, target=label) for label in range(5)]
+    corners: tuple[Corner, ...] = ("bottom-left", "top-right", "top-left")
+    others = tuple(replace(FIRST, trigger=Trigger(size=2, margin=0, corner=corner)) for corner in corners)
     with pytest.raises(DataError, match="no client holds"):
-        replace(EXPERIMENT, then=tuple(replace(FIRST, trigger=t) for t in triggers[1:])).populate()
+        replace(EXPERIMENT, clients=3, then=others).populate()
 
 
 def test_requests_must_leave_something() -> None:

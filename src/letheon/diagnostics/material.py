@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +19,7 @@ from letheon.methods.retrain import Retrain
 from letheon.metrics.interval import Floats
 from letheon.phase import State, seed_of
 from letheon.pipeline import Run
-from letheon.request import Request
+from letheon.request import free
 from letheon.tasks.base import Task
 from letheon.tasks.population import Population
 
@@ -94,11 +93,11 @@ class Material:
 
 def material(population: Population, *, samples: int) -> Material:
     """The data of a run; all but D_u and the non-members are thinned out evenly to at most ``samples``."""
-    request, held = population.request, sorted(population.clients.items())
-    forget = concat([request.select(name, data, "forget") for name, data in held])
-    retained = concat([_retained(population.requests, name, data) for name, data in held])
+    held = sorted(population.clients.items())
+    forget = concat([data.take(population.covered(name)) for name, data in held])
+    retained = concat([data.take(free(population.requests, name, data)) for name, data in held])
     test, marked = population.test, population.triggered_test
-    kept = test.take(test.targets.ne(request.label)) if request.label is not None else test
+    kept = test.take(~torch.isin(test.targets, torch.tensor(sorted(population.labels), dtype=test.targets.dtype)))
     strangers = marked if marked is not None else test.take(torch.isin(test.targets, forget.targets))
     shown = thinned(marked, samples) if marked is not None else None
     return Material(
@@ -110,12 +109,6 @@ def material(population: Population, *, samples: int) -> Material:
         clean=test.inputs[torch.isin(test.ids, shown.ids)] if shown is not None else None,
         triggered=shown.inputs if shown is not None else None,
     )
-
-
-def _retained(requests: Sequence[Request], name: str, data: Data) -> Data:
-    for request in requests:
-        data = request.select(name, data, "retain")
-    return data
 
 
 def thinned(data: Data, most: int) -> Data:

@@ -5,19 +5,18 @@ A threshold on one number for each sample, without shadow models. It bounds no a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from letheon.metrics.interval import RESAMPLES, Floats, wilson
+from letheon.metrics.interval import Floats, wilson
 from letheon.metrics.measurement import Measurement, Undefined
+from letheon.metrics.ranking import area, resampled
 
 FALSE_POSITIVES = (1.0, 0.1)
 """False positive rates at which the true positive rate is told, per cent."""
-Statistic = Callable[[Floats, Floats], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +53,11 @@ def attack(members: Floats, others: Floats) -> Attack:
     return Attack(area(members, others), tuple(_tpr(members, others, rate) for rate in FALSE_POSITIVES))
 
 
-def auc(positives: Floats, negatives: Floats) -> float:
-    """Share of pairs in which the positive scores higher; ties count half."""
-    ranked = np.sort(negatives)
-    below, upto = np.searchsorted(ranked, positives, "left"), np.searchsorted(ranked, positives, "right")
-    return float((below + upto).sum()) / (2.0 * len(positives) * len(negatives))
-
-
 def true_positives(members: Floats, others: Floats, rate: float) -> float:
     """Share of members above the threshold that lets at most ``rate`` (a share) of the others through."""
     let_through = int(len(others) * rate + 1e-9)
     threshold = -np.sort(-others)[let_through]
     return float((members > threshold).mean())
-
-
-def area(positives: Floats, negatives: Floats) -> Measurement:
-    """AUC with its bootstrap interval; where no resample differs, Wilson's for the smaller set."""
-    value, n = auc(positives, negatives), len(positives)
-    low, high = resampled(auc, positives, negatives)
-    if low == high:
-        least = min(n, len(negatives))
-        low, high = wilson(round(value * least), least)
-    return Measurement(value, low, high, n)
 
 
 def _tpr(members: Floats, others: Floats, rate: float) -> Measurement:
@@ -92,17 +74,6 @@ def _tpr(members: Floats, others: Floats, rate: float) -> Measurement:
     if low == high:
         low, high = (100.0 * end for end in wilson(round(value * n / 100.0), n))
     return Measurement(value, low, high, n)
-
-
-def resampled(statistic: Statistic, first: Floats, second: Floats) -> tuple[float, float]:
-    """95 % percentile interval of a statistic of two independent samples; both are resampled."""
-    generator = np.random.default_rng(0)
-    values = [
-        statistic(generator.choice(first, len(first)), generator.choice(second, len(second)))
-        for _ in range(RESAMPLES)
-    ]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _unusable(members: Floats, others: Floats) -> Undefined | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from letheon.diagnostics.membership import auc
+from letheon.metrics.ranking import auc
 from letheon.metrics.interval import Floats, bootstrap_weights, wilson
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.phase import seed_of

@@ -26,6 +26,7 @@ class Method(ABC):
         name: as in the registry.
         scopes: levels of request that it serves.
         needs: what it needs of the training run: ``history``, ``per-client``. Refused before any work if absent.
+        repeats: whether it can serve a second request on the model that it left; refused before any work if not.
         presets: named sets of field values.
         known_failures: conformance checks that the method cannot pass, each with the reason.
     """
@@ -33,6 +34,7 @@ class Method(ABC):
     name: ClassVar[str]
     scopes: ClassVar[frozenset[Scope]] = ALL_SCOPES
     needs: ClassVar[frozenset[str]] = frozenset()
+    repeats: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     known_failures: ClassVar[Mapping[str, str]] = {}
 

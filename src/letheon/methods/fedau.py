@@ -179,6 +179,7 @@ class FedAUInTraining(Method):
     name: ClassVar[str] = "fedau-in-training"
     scopes: ClassVar[frozenset[Scope]] = frozenset({"client"})
     needs: ClassVar[frozenset[str]] = frozenset({"history", "per-client"})
+    repeats: ClassVar[bool] = False  # all drifts go at the first request
 
     alpha: float = 0.9
     carry: float = 0.5

@@ -113,11 +113,8 @@ def _statistics_cost(task: Task, work: Work, n: int) -> dict[str, float]:
 
 @client_work("ridge-statistics", _statistics_cost, answers="free")
 def _statistics(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
-    """The statistics of the part, less what earlier requests have deleted already."""
+    """The statistics of the part; what an earlier request deleted is not in it."""
     task = client.task
-    for request in client.requests.values():
-        if request.id != work.request:
-            data = request.select(client.name, data, "retain")
     found = Statistics.of(penultimate(module, task.head, data.inputs), data.targets, task.classes)
     return Reply(0, client.name, {GRAM: found.gram, MOMENT: found.moment})
 

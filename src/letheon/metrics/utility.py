@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from letheon.metrics.interval import Z95, share
 from letheon.metrics.measurement import Measurement, Undefined
@@ -11,21 +11,21 @@ COLLAPSE_AT_ONCE = 20.0
 COLLAPSE_AT_END = 10.0
 
 
-def utility(correct: Sequence[int], counts: Sequence[int], *, without: int | None = None) -> Measurement:
+def utility(correct: Sequence[int], counts: Sequence[int], *, without: Set[int] = frozenset()) -> Measurement:
     """MU in per cent from correct and total test samples of each class.
 
     Args:
         correct: right answers of each class.
         counts: test samples of each class.
-        without: a forgotten class to leave out (class level: MU is over the retained classes).
+        without: forgotten classes to leave out (class level: MU is over the retained classes).
     """
-    kept = [c for c in range(len(counts)) if c != without]
+    kept = [c for c in range(len(counts)) if c not in without]
     return share(sum(correct[c] for c in kept), sum(counts[c] for c in kept))
 
 
-def worst_class(correct: Sequence[int], counts: Sequence[int], *, without: int | None = None) -> Measurement:
+def worst_class(correct: Sequence[int], counts: Sequence[int], *, without: Set[int] = frozenset()) -> Measurement:
     """Accuracy of the class that fares worst."""
-    shares = [share(correct[c], counts[c]) for c in range(len(counts)) if c != without and counts[c]]
+    shares = [share(correct[c], counts[c]) for c in range(len(counts)) if c not in without and counts[c]]
     return min(shares, key=lambda m: m.value if isinstance(m.value, float) else 0.0)
 
 

@@ -42,17 +42,23 @@ def void_reasons(
         mu_origin: utility before unlearning.
         mu_retrain: Retrain's utility after continued training.
     """
-    reasons = []
-    if kr_origin < LEARNT:
-        reasons.append(f"Origin retains {kr_origin:.1f} % of the data to forget; {LEARNT:.0f} % are needed")
+    reasons = unlearnt(kr_origin, attack)
     if kr_retrain > UNKNOWN:
         reasons.append(f"Retrain retains {kr_retrain:.1f} % without having seen the data; at most {UNKNOWN:.0f} %")
     if mu_retrain < mu_origin - BEHIND:
         reasons.append(f"Retrain's MU ends at {mu_retrain:.1f} %, Origin's is {mu_origin:.1f} %: no yardstick")
-    if attack is not None and attack < GENERALISES:
-        reasons.append(f"the trigger works on {attack:.1f} % of held-out images; {GENERALISES:.0f} % are needed")
     weak = None if ct_kr_control is None else control_suffices(ct_kr_control, ct_kr_retrain, n)
     return [*reasons, weak] if weak else reasons
+
+
+def unlearnt(kr_origin: float, attack: float | None) -> list[str]:
+    """Why there is nothing to unlearn: the model before the request does not know the data, or only one by one."""
+    reasons = []
+    if kr_origin < LEARNT:
+        reasons.append(f"Origin retains {kr_origin:.1f} % of the data to forget; {LEARNT:.0f} % are needed")
+    if attack is not None and attack < GENERALISES:
+        reasons.append(f"the trigger works on {attack:.1f} % of held-out images; {GENERALISES:.0f} % are needed")
+    return reasons
 
 
 def control_suffices(ct_kr_control: float, ct_kr_retrain: float, n: int) -> str | None:

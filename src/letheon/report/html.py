@@ -104,7 +104,7 @@ def write_artefacts(run: Run) -> Path:
     """Write the results, tables, curves, models and report of ``run`` into its folder; returns the report's path.
 
     The models are plain safetensors, parameters and buffers under their own names. ``origin.safetensors`` is the model
-    before the request: it still holds what was to be forgotten.
+    before the request: it still holds what was to be forgotten; so do the ``trained`` ones of methods with their own.
     """
     report = report_of(run)
     write_json(run.folder / "results.json", list(report.rows))
@@ -129,7 +129,11 @@ def _curves(run: Run) -> dict[str, list[dict[str, Any]]]:
 def _models(run: Run) -> Iterator[tuple[str, State]]:
     yield "origin", run.origin.state
     for label in run.experiment.methods:
+        if label in run.trained:
+            yield f"{_file_name(label)}.trained", run.trained[label].state
         yield f"{_file_name(label)}.unlearned", run.unlearned[label].state
+        for number, outcome in enumerate(run.later.get(label, ()), 2):
+            yield f"{_file_name(label)}.unlearned{number}", outcome.state
         yield f"{_file_name(label)}.continued", run.continued[label].state
 
 

@@ -233,7 +233,8 @@ def _quarantined(run: Run) -> list[Quarantined]:
 def _kept(run: Run) -> list[Kept]:
     state = run.origin.state
     size = tree.n_bytes(state.params) + tree.n_bytes(state.buffers)
-    kept = [Kept("origin", "the model before the request, which was trained on the data to forget", size)]
+    own = ["origin", *(f"{label}.train" for label in run.trained)]
+    kept = [Kept(stage, "the model before the request, which was trained on the data to forget", size) for stage in own]
     for stage, outcome in stages(run).items():
         kinds: dict[str, int] = {}
         for name, tensor in outcome.state.memory.items():  # a history has many entries of a kind

@@ -32,10 +32,12 @@ def known(run: Run) -> tuple[Known, ...]:
     """The matrix of KR of a run with several requests; empty with one."""
     steps = [f"request {number}" for number in range(1, len(run.population.requests) + 1)]
     after = {"origin": ["training"]}
+    if not run.known:
+        return ()
     return tuple(
         Known(label, step, tuple(_shares(run, row)))
-        for label, rows in run.known.items()
-        for step, row in zip(after.get(label, [*steps, "continued training"]), rows, strict=True)
+        for label in ("origin", *run.experiment.methods)
+        for step, row in zip(after.get(label, [*steps, "continued training"]), run.known[label], strict=True)
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from letheon.data import Data
 from letheon.errors import ConfigError, DataError, RequestError
 from letheon.phase import seed_of
-from letheon.request import Request, Scope
+from letheon.request import Request, Scope, free
 from letheon.tasks.base import Task
 from letheon.tasks.partition import Partition
 from letheon.tasks.trigger import Trigger
@@ -81,6 +81,7 @@ class Population:
         forget_size: |D_u|, how many samples the request covers.
         notes: what a report should say about how this came about.
         later: the same federation with each of the requests that follow.
+        earlier: the requests served before this one.
     """
 
     clients: dict[str, Data]
@@ -90,6 +91,16 @@ class Population:
     forget_size: int
     notes: tuple[str, ...]
     later: tuple[Population, ...] = ()
+    earlier: tuple[Request, ...] = ()
+
+    def covered(self, client: str) -> Tensor:
+        """``(n,)`` bool: the data to forget of a client: what this request covers and no earlier one did."""
+        return self.request.covers(client, self.clients[client], self.earlier)
+
+    @property
+    def labels(self) -> frozenset[int]:
+        """The classes that the requests, this one and the later ones, remove."""
+        return frozenset(request.label for request in self.requests if request.label is not None)
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -124,16 +135,23 @@ def populate(
         notes.append(told)
     _check(requests, held)
     whole = _Whole(task, held, task.test())
-    described = zip((target, *then), requests, notes, strict=True)
-    first, *later = [whole.population(each, request, told) for each, request, told in described]
+    first, *later = [
+        whole.population(each, request, told, earlier=tuple(requests[:number]))
+        for number, (each, request, told) in enumerate(zip((target, *then), requests, notes, strict=True))
+    ]
     return replace(first, later=tuple(later))
 
 
 def _check(requests: Sequence[Request], held: Clients) -> None:
-    for request in requests:
+    for number, request in enumerate(requests):
         request.check(held)
-    left = sum(int(_free(requests, name, data).sum()) for name, data in held.items())
-    if not left:
+        own = [request.covers(name, data, requests[:number]) for name, data in held.items()]
+        if not any(bool(mask.any()) for mask in own):
+            raise RequestError(
+                f"request {number + 1}: earlier requests cover all that it covers; triggered samples carry the "
+                "trigger's target as their label, so a class request must be for another label"
+            )
+    if not any(bool(free(requests, name, data).any()) for name, data in held.items()):
         raise RequestError("requests: together they cover every sample of the federation; nothing is left to retain")
 
 
@@ -145,10 +163,12 @@ class _Whole:
     held: Clients
     test: Data
 
-    def population(self, target: Target, request: Request, notes: tuple[str, ...]) -> Population:
+    def population(
+        self, target: Target, request: Request, notes: tuple[str, ...], *, earlier: tuple[Request, ...]
+    ) -> Population:
         """The federation with one of the requests."""
         task, test = self.task, self.test
-        size = sum(int(request.mask(name, data).sum()) for name, data in self.held.items())
+        size = sum(int(request.covers(name, data, earlier).sum()) for name, data in self.held.items())
         trigger = None if target.scope == "class" else target.trigger
         return Population(
             clients=self.held,
@@ -157,16 +177,9 @@ class _Whole:
             triggered_test=trigger.poison(test, bright=task.bright, classes=task.classes) if trigger else None,
             forget_size=size,
             notes=(_note_on_sizes(self.held), *notes, f"{size} samples to forget"),
+            earlier=earlier,
         )
 
-
-
-def _free(earlier: Sequence[Request], name: str, data: Data) -> Tensor:
-    """``(n,)`` bool: which samples of a client no earlier request covers."""
-    free = torch.ones(len(data), dtype=torch.bool)
-    for request in earlier:
-        free &= ~request.mask(name, data)
-    return free
 
 
 def _named_shares(task: Task, partition: Partition, clients: int, seed: int) -> Clients:
@@ -179,12 +192,12 @@ def _named_shares(task: Task, partition: Partition, clients: int, seed: int) -> 
 def _forget_client(clients: Clients, target: Target, task: Task, seed: int, earlier: Sequence[Request]) -> Built:
     def is_eligible(name: str, data: Data) -> bool:
         enough = int(_usable(target.trigger, data).sum()) >= target.min_forget
-        return enough and len(data.targets.unique()) >= LEAST_CLASSES and bool(_free(earlier, name, data).all())
+        return enough and len(data.targets.unique()) >= LEAST_CLASSES and bool(free(earlier, name, data).all())
 
     what = f"{LEAST_CLASSES} classes and {target.min_forget} samples that the trigger can relabel (min_forget)"
     name, notes = _owner(clients, target, is_eligible, what)
     before = clients[name]
-    if not bool(_free(earlier, name, before).all()):
+    if not bool(free(earlier, name, before).all()):
         raise RequestError(f"request: client {name} holds data of an earlier request; name another client")
     after = _poisoned(target.trigger, before, task)
     if len(after) < len(before):
@@ -201,7 +214,7 @@ def _forget_class(clients: Clients, target: Target, task: Task, seed: int, earli
 
 def _forget_samples(clients: Clients, target: Target, task: Task, seed: int, earlier: Sequence[Request]) -> Built:
     def usable(name: str) -> Tensor:
-        return _usable(target.trigger, clients[name]) & _free(earlier, name, clients[name])
+        return _usable(target.trigger, clients[name]) & free(earlier, name, clients[name])
 
     total = sum(map(len, clients.values()))
     count = round(target.fraction * total)

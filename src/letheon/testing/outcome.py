@@ -65,7 +65,7 @@ class _Problem:
     def mu(self, point: Point) -> float:
         """Per cent; at class level over the retained classes."""
         counts = torch.bincount(self._population.test.targets, minlength=self._scene.task.classes).tolist()
-        value = utility(point.test_correct, counts, without=self._population.request.label).value
+        value = utility(point.test_correct, counts, without=self._population.labels).value
         assert not isinstance(value, Undefined)
         return value
 

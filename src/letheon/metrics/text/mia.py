@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from letheon.diagnostics.membership import area
+from letheon.metrics.ranking import area
 from letheon.errors import DataError
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text import definition
