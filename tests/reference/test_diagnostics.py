@@ -12,12 +12,12 @@ from torch import nn
 from letheon.diagnostics.connectivity import barrier, heights, mixed, path, per_distance, recalibrate
 from letheon.diagnostics.features import dispersion, explained, principal, relative_dispersion
 from letheon.diagnostics.membership import attack, confidence, true_positives
-from letheon.metrics.ranking import auc
 from letheon.diagnostics.probe import probe
 from letheon.diagnostics.relearn import budget
 from letheon.diagnostics.rollback import FLOOR, rollback, rollback_tendency
 from letheon.metrics.interval import Floats, wilson
 from letheon.metrics.measurement import Measurement, Undefined
+from letheon.metrics.ranking import auc
 from letheon.models.mlp import MLP
 from letheon.phase import State
 from letheon.tree import Params

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from letheon.metrics.ranking import auc
 from letheon.metrics.interval import Floats, bootstrap_weights, wilson
 from letheon.metrics.measurement import Measurement, Undefined
+from letheon.metrics.ranking import auc
 from letheon.phase import seed_of
 
 CHANCE = 50.0

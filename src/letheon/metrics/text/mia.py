@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from letheon.metrics.ranking import area
 from letheon.errors import DataError
 from letheon.metrics.measurement import Measurement, Undefined
+from letheon.metrics.ranking import area
 from letheon.metrics.text import definition
 from letheon.metrics.text.probability import answer_loss, mean, unusable
 from letheon.metrics.text.scores import Scores, Value, each
