@@ -184,11 +184,12 @@ class _Pricing:
     def phase(self, phase: Phase, state: State, *, admitted: bool, later: float) -> tuple[State, Cost]:
         """The first step, and the second one for all that follow: what is asked once is counted once.
 
-        All steps of a training run that leaves a history: what comes later reads it.
+        All steps where a history grows or is read: in training, if a method records it, and in serving a request.
         """
         meter = Metered(_Judged(self.dry, later))
         federation: Federation = Excluding(meter, request=self.request) if admitted else meter
-        for t in range(phase.rounds if self.records_training and not admitted else min(2, phase.rounds)):
+        grows = bool(state.memory) and phase.name != "continue" if admitted else self.records_training
+        for t in range(phase.rounds if grows else min(2, phase.rounds)):
             state = phase.step(federation, state, t)
             meter.observe(str(t), 1, state)
         return state, _repeated(meter.phases, phase.rounds)
@@ -237,15 +238,16 @@ class _Disk:
         self._point = _point_bytes(experiment, population)
 
     def add(self, state: State, phases: Sequence[PhasePlan]) -> None:
-        """A stage: while it runs, one journal entry more than is kept; then its result and, twice, its model.
+        """A stage: while it runs, one journal entry more than is kept; then result, memory and, twice, the model.
 
         The second copy of the model is the one for the user; the first is what other runs reuse.
         """
         points = 1 + sum(phase.steps for phase in phases)
-        entry = len(save_state(state, {})) + points * self._point
-        self.peak = max(self.peak, self.kept + (KEPT + 1) * entry)
-        final = State(state.params, state.buffers, state.memory)
-        self.kept += 2 * len(save_state(final, {})) + points * (self._point + REPORT_POINT_BYTES)
+        memory = len(save_state(State({}, memory=state.memory), {}))  # written once, by the journal and by the stage
+        entry = len(save_state(replace(state, memory={}), {})) + points * self._point
+        self.peak = max(self.peak, self.kept + memory + (KEPT + 1) * entry)
+        model = len(save_state(State(state.params, state.buffers), {}))
+        self.kept += memory + 2 * model + points * (self._point + REPORT_POINT_BYTES)
         self.peak = max(self.peak, self.kept)
 
 

@@ -104,6 +104,12 @@ def test_the_plan_prices_every_method(run: Run) -> None:
     assert inexact <= {"lethe", "pga", "fedosd", "fats", "ridge", "fused"}
 
 
+def test_the_plan_knows_what_histories_take_on_disk(run: Run) -> None:
+    write_artefacts(run)
+    used = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+    assert used == pytest.approx(plan(EXPERIMENT).disk_bytes, rel=0.35)
+
+
 def test_it_is_loaded_and_resumed(run: Run) -> None:
     again = pipeline.run(EXPERIMENT, run.folder, resume=True, workers=1)
     loaded = pipeline.load(run.folder)

@@ -195,6 +195,7 @@ def _forget_client(clients: Clients, target: Target, task: Task, seed: int, earl
         return enough and len(data.targets.unique()) >= LEAST_CLASSES and bool(free(earlier, name, data).all())
 
     what = f"{LEAST_CLASSES} classes and {target.min_forget} samples that the trigger can relabel (min_forget)"
+    what += ", none of an earlier request" if earlier else ""
     name, notes = _owner(clients, target, is_eligible, what)
     before = clients[name]
     if not bool(free(earlier, name, before).all()):
