@@ -45,7 +45,7 @@ def save_state(state: State, metadata: Mapping[str, str]) -> bytes:
     # Cloned: safetensors refuses tensors that share memory. Named in order: it sorts them, and sums depend on order.
     tensors = {name: tensor.contiguous() for name, tensor in tree.clone(named).items()}
     told = {**metadata, "order": json.dumps(list(tensors))}
-    return safetensors.torch.save(tensors, told | {"sha256": _checksum(tensors, told)})
+    return safetensors.torch.save(tensors, told | {"sha256": checksum(tensors, told)})
 
 
 def load_state(path: Path) -> tuple[State, dict[str, str]]:
@@ -60,7 +60,7 @@ def load_state(path: Path) -> tuple[State, dict[str, str]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, safetensors.SafetensorError) as error:
         raise JournalError(f"{path}: truncated or not a state file ({error})") from error
-    if metadata.pop("sha256", None) != _checksum(tensors, metadata):
+    if metadata.pop("sha256", None) != checksum(tensors, metadata):
         raise JournalError(f"{path}: checksum differs; the file was altered after it was written")
     parts: dict[str, tree.Params] = {part: {} for part in _PARTS}
     for name in json.loads(metadata.pop("order")):
@@ -69,7 +69,8 @@ def load_state(path: Path) -> tuple[State, dict[str, str]]:
     return State(**parts), metadata
 
 
-def _checksum(tensors: tree.Params, metadata: Mapping[str, str]) -> str:
+def checksum(tensors: tree.Params, metadata: Mapping[str, str]) -> str:
+    """Of a safetensors file: over its tensors and the rest of its header."""
     text = json.dumps(dict(metadata), sort_keys=True)
     return hashlib.sha256((tree.digest(tensors) + text).encode()).hexdigest()
 

@@ -28,6 +28,7 @@ from letheon.life import (
     unlearning,
 )
 from letheon.methods.base import Method
+from letheon.methods.retrain import Retrain
 from letheon.middleware import Excluding, Metered, Quorum
 from letheon.phase import Phase, State
 from letheon.runtimes.inprocess import InProcess
@@ -96,6 +97,13 @@ class Run:
     trained: Mapping[str, Outcome] = field(default_factory=dict)
     later: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
     known: Mapping[str, list[list[float]]] = field(default_factory=dict)
+
+    @property
+    def main(self) -> str:
+        """Label of the method of interest: the first that is not Retrain, if there is one."""
+        methods = self.experiment.methods
+        others = (label for label, method in methods.items() if not isinstance(method, Retrain))
+        return next(others, next(iter(methods)))
 
     def diverged(self, label: str) -> str:
         """Empty, or why the method ended early: serving some request, or in continued training."""

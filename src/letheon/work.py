@@ -211,3 +211,11 @@ def separate(replies: Iterable[Reply], works: int) -> list[list[Reply]]:
         if not usable:
             raise RoundError(f"no usable reply to work {index}; the round is refused and the old model kept")
     return kept
+
+
+def pooled(replies: Iterable[Reply]) -> Params:
+    """The buffers of replies that were kept one by one, aggregated by ``BufferMean``."""
+    mean = BufferMean()
+    for reply in replies:
+        mean.push(reply.buffers, reply.weight)
+    return mean.mean()

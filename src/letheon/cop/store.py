@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from letheon.cop.basis import Basis, from_params, to_params
 from letheon.cop.layers import Spaces
 from letheon.errors import JournalError
 from letheon.files import write
+from letheon.journal import checksum
 
 VERSION = "1"
 
@@ -56,7 +56,7 @@ def save(path: Path, bases: Mapping[str, Basis], provenance: Provenance) -> None
         raise ValueError(f"cop: the bases are of {known} requests, provenance names {len(provenance.requests)}")
     tensors = {name: tensor.contiguous() for name, tensor in tree.clone(to_params(bases)).items()}
     told = {"version": VERSION, "provenance": json.dumps(asdict(provenance), sort_keys=True)}
-    write(path, safetensors.torch.save(tensors, told | {"sha256": _checksum(tensors, told)}))
+    write(path, safetensors.torch.save(tensors, told | {"sha256": checksum(tensors, told)}))
 
 
 def load(path: Path, *, model: str, spaces: Spaces | None = None) -> tuple[dict[str, Basis], Provenance]:
@@ -76,7 +76,7 @@ def load(path: Path, *, model: str, spaces: Spaces | None = None) -> tuple[dict[
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, safetensors.SafetensorError) as error:
         raise JournalError(f"{path}: missing, truncated or not a file of bases ({error})") from error
-    if told.pop("sha256", None) != _checksum(tensors, told) or told.get("version") != VERSION:
+    if told.pop("sha256", None) != checksum(tensors, told) or told.get("version") != VERSION:
         raise JournalError(f"{path}: altered after it was written, or of another version than {VERSION}")
     content = json.loads(told["provenance"])
     content |= {
@@ -92,7 +92,3 @@ def load(path: Path, *, model: str, spaces: Spaces | None = None) -> tuple[dict[
     if spaces is not None and provenance.spaces != {space: tuple(names) for space, names in spaces.items()}:
         raise JournalError(f"{path}: has the spaces {dict(provenance.spaces)}, the model at hand has {dict(spaces)}")
     return from_params(tensors), provenance
-
-
-def _checksum(tensors: tree.Params, told: Mapping[str, str]) -> str:
-    return hashlib.sha256((tree.digest(tensors) + json.dumps(dict(told), sort_keys=True)).encode()).hexdigest()

@@ -15,7 +15,6 @@ from letheon.client import LARGEST_LOSS, load
 from letheon.data import Data, concat
 from letheon.diagnostics.connectivity import recalibrate
 from letheon.methods.noise import gaussian_like
-from letheon.methods.retrain import Retrain
 from letheon.metrics.interval import Floats
 from letheon.phase import State, seed_of
 from letheon.pipeline import Run
@@ -54,18 +53,12 @@ def subjects(run: Run) -> list[Subject]:
         outcomes = [outcome, *run.later.get(label, ()), run.continued[label]]
         diverged = next((each.diverged for each in outcomes if each.diverged), "")
         found.append(Subject(label, "method", run.origin_of(label).state, outcomes[-2].state, diverged))
-    main = main_label(run)
+    main = run.main
     start = run.origin_of(main).state
     step = tree.sub(next(each for each in found if each.label == main).state.params, start.params)
     noise = gaussian_like(step, 1.0, seed_of(f"{run.experiment.seed}|diagnostics|noise"))
     away = State(tree.add(start.params, noise), start.buffers)
     return [*found, Subject(f"noise as far as {main}", "noise", start, away)]
-
-
-def main_label(run: Run) -> str:
-    """Label of the method of interest: the first that is not Retrain, if there is one."""
-    methods = run.experiment.methods
-    return next((label for label, method in methods.items() if not isinstance(method, Retrain)), next(iter(methods)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Any
 from letheon import tree
 from letheon.diagnostics import VERSIONS
 from letheon.diagnostics.drives import drives
-from letheon.diagnostics.material import Sight, Subject, main_label, material, subjects
+from letheon.diagnostics.material import Sight, Subject, material, subjects
 from letheon.diagnostics.measures import Measures, Row, Suite
 from letheon.errors import ConfigError, Diverged, JournalError
 from letheon.files import read_sealed, write_sealed
@@ -108,7 +108,7 @@ def about(run: Run) -> Found:
         "run": run.experiment.digest,
         "models": {label: tree.digest(state.params | state.buffers) for label, state in models.items()},
         "subjects": list(models),
-        "main": main_label(run),
+        "main": run.main,
         "retrain": next(iter(run.unlearned)),
         "n_forget": run.population.forget_size,
         "versions": versions(),

@@ -17,7 +17,7 @@ from letheon.projection import turned
 from letheon.tasks.base import Task
 from letheon.training import Local
 from letheon.tree import Params
-from letheon.work import BufferMean, Federation, Reply, separate
+from letheon.work import Federation, pooled, separate
 
 log = logging.getLogger(__name__)
 
@@ -100,18 +100,11 @@ class FedOSD(Method):
         if step is None:
             log.warning("fedosd: the retained updates span the one to unlearn; no step is left after round %d", t)
             return replace(state, scratch=state.scratch | {SPANNED: torch.ones(1)})
-        return replace(state.moved(step), buffers=_pooled(retain))
+        return replace(state.moved(step), buffers=pooled(retain))
 
     def restore(self, federation: Federation, state: State, t: int) -> State:
         """One round of retained training across w − w_0."""
         (retain,) = separate(federation.run(train_work(state, "retain", self.recipe, t)), 1)
         gone = {name: tensor - state.scratch[ORIGIN + name] for name, tensor in state.params.items()}
         updates = [away_from(reply.tensors, gone, self.project) for reply in retain]
-        return replace(state.moved(uniform_mean(updates)), buffers=_pooled(retain))
-
-
-def _pooled(retain: Sequence[Reply]) -> Params:
-    mean = BufferMean()
-    for reply in retain:
-        mean.push(reply.buffers, reply.weight)
-    return mean.mean()
+        return replace(state.moved(uniform_mean(updates)), buffers=pooled(retain))

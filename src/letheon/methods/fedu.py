@@ -21,7 +21,7 @@ from letheon.phase import Phase, State
 from letheon.tasks.base import Task
 from letheon.training import Local, Loss
 from letheon.tree import Params
-from letheon.work import BufferMean, Federation, Reply, Work, average, separate
+from letheon.work import Federation, Reply, Work, average, pooled, separate
 
 
 def influence(gradients: Iterable[Sequence[Tensor]], damping: float, total: int) -> list[Tensor]:
@@ -122,10 +122,7 @@ class FedU(Method):
         work = Work("influence", state.params, state.buffers, "forget", options={"damping": self.damping})
         replies = separate(federation.run(work, train_work(state, "retain", self.recipe, t)), 2)
         forget, retain = ({reply.client: reply for reply in group} for group in replies)
-        buffers = BufferMean()
-        for reply in retain.values():
-            buffers.push(reply.buffers, reply.weight)
-        return replace(state.moved(average(shares(forget, retain)).tensors), buffers=buffers.mean())
+        return replace(state.moved(average(shares(forget, retain)).tensors), buffers=pooled(replies[1]))
 
 
 def shares(forget: Mapping[str, Reply], retain: Mapping[str, Reply]) -> Iterator[Reply]:

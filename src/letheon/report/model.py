@@ -12,7 +12,6 @@ from letheon.errors import JournalError
 from letheon.experiment import Experiment
 from letheon.folder import EXPERIMENT, versions
 from letheon.life import owners, unlearning
-from letheon.methods.retrain import Retrain
 from letheon.metrics import VERSIONS
 from letheon.pipeline import Run
 from letheon.report.alignment import Alignments, alignments
@@ -127,7 +126,7 @@ def report_of(run: Run) -> Report:
     """Everything that a report on ``run`` says. Equal runs give equal reports: no clock, host or path goes in."""
     results, experiment = Results(run), run.experiment
     rows = rows_of(run)
-    main, retrain = main_label(run), results.retrain
+    main, retrain = run.main, results.retrain
     return Report(
         title=experiment.title or f"{experiment.task.name}, {experiment.clients} clients",
         main=main,
@@ -163,12 +162,6 @@ def stages(run: Run) -> dict[str, Outcome]:
         named |= dict(zip(unlearning(run.experiment, label), outcomes, strict=True))
         named[f"{label}.continue"] = run.continued[label]
     return named
-
-
-def main_label(run: Run) -> str:
-    """Label of the method of interest: the first that is not Retrain, if there is one."""
-    methods = run.experiment.methods
-    return next((label for label, method in methods.items() if not isinstance(method, Retrain)), next(iter(methods)))
 
 
 def settings(experiment: Experiment) -> dict[str, str]:
