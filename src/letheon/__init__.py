@@ -31,6 +31,7 @@ __all__ = [
     "fedavg",
     "run",
     "tree",
+    "unlearn",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from letheon.results import Results
     from letheon.tasks.base import Task
     from letheon.training import Local
+    from letheon.unlearning import unlearn
     from letheon.work import Federation, Reply, Work, average, averages
 else:  # hidden from type checkers: a module-level __getattr__ would let every misspelt name pass
     from importlib import import_module
@@ -60,6 +62,7 @@ else:  # hidden from type checkers: a module-level __getattr__ would let every m
         "letheon.results": ("Results",),
         "letheon.tasks.base": ("Task",),
         "letheon.training": ("Local",),
+        "letheon.unlearning": ("unlearn",),
         "letheon.work": ("Federation", "Reply", "Work", "average", "averages"),
     }
     _HOME = {name: module for module, names in _HOMES.items() for name in names}

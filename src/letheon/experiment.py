@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from letheon import config
+from letheon import config, schema
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method
 from letheon.methods.retrain import Retrain
@@ -123,21 +123,11 @@ def _labels(methods: Sequence[Method]) -> list[str]:
     for method in methods:
         label = method.name
         if names.count(method.name) > 1:
-            default = _flat(config.plain(type(method)()))
-            own = {k: v for k, v in _flat(config.plain(method)).items() if default.get(k) != v}
+            default = schema.flat(config.plain(type(method)()))
+            own = {k: v for k, v in schema.flat(config.plain(method)).items() if default.get(k) != v}
             label += f"({', '.join(f'{k}={v}' for k, v in own.items())})" if own else ""
         labels.append(label)
     repeated = {label for label in labels if labels.count(label) > 1}
     if repeated:
         raise ConfigError(f"compare: {sorted(repeated)[0]} is listed twice with the same settings")
     return labels
-
-
-def _flat(table: Any, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

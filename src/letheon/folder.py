@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache as cache_once
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,7 +26,16 @@ log = logging.getLogger(__name__)
 EXPERIMENT = "experiment.json"
 
 
-def claim(folder: Path, experiment: Experiment, *, data: str, cache: Path | None, resume: bool) -> Path | None:
+class Named(Protocol):
+    """What a run is of: a dataclass with a digest, an ``Experiment`` or a ``Stream``."""
+
+    @property
+    def digest(self) -> str:
+        """Names the run."""
+        ...
+
+
+def claim(folder: Path, experiment: Named, *, data: str, cache: Path | None, resume: bool) -> Path | None:
     """Make the folder this experiment's; returns the cache in force.
 
     Args:

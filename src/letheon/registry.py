@@ -29,11 +29,17 @@ class Entry:
         target: where the class lives, ``module:Class``.
         summary: one line for listings.
         scopes: what a method can forget; empty for tasks, and for methods of other packages until they are imported.
+        language: whether it is for language models only.
     """
 
     target: str
     summary: str
     scopes: tuple[str, ...] = ()
+    language: bool = False
+
+
+def _language(target: str, summary: str) -> Entry:
+    return Entry(target, f"Language models: {summary}", ("samples",), language=True)
 
 
 METHODS: dict[str, Entry] = {
@@ -137,6 +143,16 @@ METHODS: dict[str, Entry] = {
         "Train in small random draws; run again, exactly, from the first that the data were in; own Origin.",
         _ALL_SCOPES,
     ),
+    "ga": _language("letheon.methods.ascent:GA", "ascend on the texts to forget."),
+    "graddiff": _language("letheon.methods.ascent:GradDiff", "ascend there, descend on retained texts."),
+    "ga-kl": _language("letheon.methods.ascent:GAKL", "ascend there, stay near the old model elsewhere."),
+    "wga": _language("letheon.methods.ascent:WGA", "ascend, and leave alone what is unlikely already."),
+    "npo": _language("letheon.methods.preference:NPO", "the old answer as the one not preferred."),
+    "simnpo": _language("letheon.methods.preference:SimNPO", "NPO by length, without a reference model."),
+    "dpo": _language("letheon.methods.preference:DPO", "a refusal preferred to the old answer."),
+    "idk": _language("letheon.methods.refusal:IDK", "learn to refuse the questions."),
+    "rmu": _language("letheon.methods.steering:RMU", "steer a block's output on the texts to forget."),
+    "undial": _language("letheon.methods.steering:UNDIAL", "distil the old model with answers lowered."),
 }
 
 TASKS: dict[str, Entry] = {
@@ -150,16 +166,25 @@ TASKS: dict[str, Entry] = {
         "letheon.tasks.tiny_imagenet:TinyImageNet",
         "Tiny-ImageNet: colour images of 64 by 64 in 200 classes; HSViT or ResNet-18.",
     ),
+    "tofu": Entry(
+        "letheon.tasks.tofu:Tofu",
+        "TOFU: questions about fictitious authors, forgotten in a stream of requests.",
+        language=True,
+    ),
 }
 
 
-def names(kind: Kind) -> list[str]:
+def names(kind: Kind, *, language: bool | None = None) -> list[str]:
     """All names of a kind: the built-in ones in table order, then those of other packages in alphabetical order.
+
+    Args:
+        kind: of what.
+        language: only what is for language models only (True), or only what is not (False).
 
     Raises:
         MethodError: two entries claim the same name (``ConfigError`` for tasks).
     """
-    return list(_table(kind))
+    return [name for name, entry in _table(kind).items() if language in (None, entry.language)]
 
 
 def entry(kind: Kind, name: str) -> Entry:

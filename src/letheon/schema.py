@@ -128,3 +128,11 @@ def keys(cls: Any) -> list[str]:
 def required(cls: Any) -> set[str]:
     """The keys that the table of a dataclass must have."""
     return {field.name for field in own_fields(cls) if field.default is MISSING and field.default_factory is MISSING}
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

@@ -175,9 +175,9 @@ def test_caps_follow_the_width_and_what_they_cost_is_told(caplog: pytest.LogCapt
     ranks = [int((bases["0"].requests == request).sum()) for request in range(5)]
     assert ranks == [4, 4, 4, 4, 0]
     assert bases["0"].free == 16
-    assert "0: within the caps" in caplog.messages[0]
-    assert "99.0 % were asked for" in caplog.messages[0]
-    assert sum("saturated: 16 of 32" in message for message in caplog.messages) == 2
+    assert "within the caps 1 of 1 spaces hold less" in caplog.messages[0]
+    assert "the 99.0 % asked for, 0 only" in caplog.messages[0]
+    assert sum("saturated: 0: as many" in message for message in caplog.messages) == 2
     assert Selection().columns(2048) == 1024
     caplog.clear()
     enough = Selection(rank=32, rank_total=32)

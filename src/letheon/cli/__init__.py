@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from letheon import __version__
-from letheon.cli import compare, diagnose, methods, plan, report, reproduce, tasks
+from letheon.cli import compare, diagnose, evaluate, methods, plan, report, reproduce, tasks, unlearn
 from letheon.cli import run as run_command
 from letheon.cli.terminal import Session, say, stderr
 from letheon.errors import LetheonError
@@ -31,6 +31,8 @@ app.command("compare")(compare.compare)
 app.command("diagnose")(diagnose.diagnose)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
+app.command("unlearn")(unlearn.unlearn)
+app.command("evaluate")(evaluate.evaluate)
 app.command("methods")(methods.methods)
 app.command("tasks")(tasks.tasks)
 

@@ -18,6 +18,8 @@ from letheon.cli.terminal import Session, compute, is_plain, say, show, show_jso
 if TYPE_CHECKING:
     from letheon.experiment import Experiment
     from letheon.pipeline import Run
+    from letheon.stream.experiment import Stream
+    from letheon.stream.life import StreamRun
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Run folder; runs/FILE-seedSEED-DIGEST by default.")
@@ -41,6 +43,7 @@ def run(
 ) -> None:
     """Run an experiment: train, admit the request, unlearn with each method, train on, compare with Retrain.
 
+    An experiment on a language model is a stream of requests, served one after another.
     Ctrl-C stops it; the same command with --resume continues after the last complete round.
     """
     console, again = stderr(), resume_command(context.ensure_object(Session).words)
@@ -68,7 +71,7 @@ def resume_command(words: Sequence[str]) -> str:
     return shlex.join(["letheon", *words, *([] if "--resume" in words else ["--resume"])])
 
 
-def default_folder(file: Path, experiment: Experiment) -> Path:
+def default_folder(file: Path, experiment: Experiment | Stream) -> Path:
     """Named by file, seed and digest: other settings never share a folder."""
     return Path("runs") / f"{file.stem}-seed{experiment.seed}-{experiment.digest[:8]}"
 
@@ -76,36 +79,63 @@ def default_folder(file: Path, experiment: Experiment) -> Path:
 # What follows imports torch, hence not at the top.
 
 
-def _loaded(file: Path, sets: Sequence[str]) -> tuple[Experiment, Position]:
+def _loaded(file: Path, sets: Sequence[str]) -> tuple[Experiment | Stream, Position]:
     from letheon.experiment import Experiment
     from letheon.plan import stages_of
 
+    if is_stream(file, sets):
+        from letheon.stream.experiment import Stream
+        from letheon.stream.life import stage_names
+
+        stream = Stream.load(file, sets)
+        return stream, Position(stage_names(stream))
     experiment = Experiment.load(file, sets)
     stages = [(name, {phase.name: phase.rounds for phase in phases}) for name, phases in stages_of(experiment)]
     return experiment, Position(stages)
 
 
-def _run(experiment: Experiment, folder: Path, **how: Any) -> Run:
+def is_stream(file: Path, sets: Sequence[str]) -> bool:
+    """Whether the experiment in a file is on a language model, by the name of its task."""
+    from letheon import config, registry
+
+    table = config.read(file)
+    for override in sets:
+        table = config.override(table, override)
+    task = table.get("task")
+    name = task.get("name") if isinstance(task, dict) else task
+    return isinstance(name, str) and name in registry.names("task", language=True)
+
+
+def _run(experiment: Experiment | Stream, folder: Path, **how: Any) -> Run | StreamRun:
     from letheon import pipeline
+    from letheon.experiment import Experiment
+    from letheon.stream import life
 
-    return pipeline.run(experiment, folder, **how)
+    if isinstance(experiment, Experiment):
+        return pipeline.run(experiment, folder, **how)
+    return life.run(experiment, folder, **how)
 
 
-def _results(done: Run) -> tuple[list[dict[str, Any]], Path]:
+def _results(done: Run | StreamRun) -> tuple[list[dict[str, Any]], Path]:
     """The rows of the table, as the artefacts have them: intervals take seconds, once is enough."""
-    from letheon.report.html import write_artefacts
+    from letheon.pipeline import Run
+    from letheon.report import html, streams
 
-    path = write_artefacts(done)
-    rows: list[dict[str, Any]] = loads((done.folder / "results.json").read_text())
-    return rows, path
+    if isinstance(done, Run):
+        path = html.write_artefacts(done)
+        rows: list[dict[str, Any]] = loads((done.folder / "results.json").read_text())
+        return rows, path
+    path = streams.write_artefacts(done)
+    return loads((done.folder / "results.json").read_text())["rows"], path
 
 
-def _show(done: Run, rows: list[dict[str, Any]], path: Path) -> None:
-    from letheon.report import requests
+def _show(done: Run | StreamRun, rows: list[dict[str, Any]], path: Path) -> None:
+    from letheon.pipeline import Run
+    from letheon.report import requests, streams
     from letheon.report.table import as_text
 
-    show(as_text(rows))
-    matrix = requests.known(done)
+    show(as_text(rows) if isinstance(done, Run) else streams.as_text(rows))
+    matrix = requests.known(done) if isinstance(done, Run) else ()
     if matrix:
         show(requests.as_text(matrix))
     say(stdout(), f"Report: {path}")

@@ -17,6 +17,8 @@ from letheon.errors import DataError, MethodError
 
 log = logging.getLogger(__name__)
 
+NAMED = 3
+"""So many spaces are named in a warning; the rest is counted."""
 SLACK = 1e-6
 """A share of energy that is short by less is short by rounding of float32 columns."""
 
@@ -160,8 +162,7 @@ def protect(
         for weighting, rule in rules:
             moments = collect(module, batches, group, weighting=weighting, dtype=dtype)
             grown |= {space: _grown(grown.get(space), found, request, rule) for space, found in moments.items()}
-    for space in names:
-        _warn(space, grown[space], selection)
+    _warn({space: grown[space] for space in names}, selection)
     return grown
 
 
@@ -171,18 +172,20 @@ def _grown(basis: Basis | None, moments: Moments, request: int, rule: Rule) -> B
     return basis.extended(moments, request=request, rule=rule)
 
 
-def _warn(space: str, basis: Basis, selection: Selection) -> None:
-    room = selection.columns(len(basis.vectors)) - basis.rank
-    if basis.held < selection.energy - SLACK:
+def _warn(bases: Mapping[str, Basis], selection: Selection) -> None:
+    short = {space: basis.held for space, basis in bases.items() if basis.held < selection.energy - SLACK}
+    full = [space for space, basis in bases.items() if selection.columns(len(basis.vectors)) <= basis.rank]
+    if short:
+        worst = min(short, key=lambda space: short[space])
         log.warning(
-            "cop: %s: within the caps %.1f %% of the request's energy is held, %.1f %% were asked for; later requests "
-            "can move the rest. Raise selection.rank or selection.rank_total.",
-            *(space, 100 * basis.held, 100 * selection.energy),
+            "cop: within the caps %d of %d spaces hold less of the request's energy than the %.1f %% asked for, %s "
+            "only %.1f %%; later requests can move the rest. Raise selection.rank or selection.rank_total.",
+            *(len(short), len(bases), 100 * selection.energy, worst, 100 * short[worst]),
         )
-    if room <= 0:
+    if full:
         log.warning(
-            "cop: %s: saturated: %d of %d dimensions are protected and no more may be; later requests add nothing here",
-            *(space, basis.rank, len(basis.vectors)),
+            "cop: saturated: %s: as many dimensions are protected as may be; later requests add nothing there",
+            ", ".join(full[:NAMED]) + (f" and {len(full) - NAMED} more" if len(full) > NAMED else ""),
         )
 
 

@@ -24,14 +24,14 @@ from letheon.report.model import Report, report_of, stages
 from letheon.report.table import as_csv, sheet
 from letheon.report.words import WHY, amount, digits, size, spread
 
-_ENVIRONMENT = jinja2.Environment(
+ENVIRONMENT = jinja2.Environment(
     loader=jinja2.PackageLoader("letheon", "report"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"amount": amount, "size": size}
+ENVIRONMENT.filters |= {"amount": amount, "size": size}
 
 
 def write_report(run: Run, path: Path) -> None:
@@ -49,7 +49,7 @@ def html(report: Report, diagnostics: Diagnostics | None = None) -> str:
         "costs": Markup(plot.costs(report)),
     }
     pictures = [(log, Markup(heat.alignment(log, i))) for i, log in enumerate(report.alignments)]
-    return _ENVIRONMENT.get_template("report.html.j2").render(
+    return ENVIRONMENT.get_template("report.html.j2").render(
         report=report,
         sheet=sheet(report.rows),
         tiles=_tiles(report, main),

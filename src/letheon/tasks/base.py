@@ -115,11 +115,11 @@ def _attention_flops() -> dict[Any, Callable[..., int]]:
 
 
 def params_of(module: nn.Module) -> tree.Params:
-    """A copy of the trainable tensors."""
-    return tree.clone({name: p for name, p in module.named_parameters() if p.requires_grad})
+    """A copy of the trainable tensors, on the CPU wherever the module is."""
+    return tree.clone({name: p.cpu() for name, p in module.named_parameters() if p.requires_grad})
 
 
 def buffers_of(module: nn.Module) -> tree.Params:
-    """A copy of the persistent buffers."""
+    """A copy of the persistent buffers, on the CPU wherever the module is."""
     kept = module.state_dict().keys()
-    return tree.clone({name: b for name, b in module.named_buffers() if name in kept})
+    return tree.clone({name: b.cpu() for name, b in module.named_buffers() if name in kept})

@@ -96,9 +96,9 @@ def method_checks(names: Sequence[str] | None = None) -> Iterator[tuple[str, Sco
     """(method, scope, check) for every check that methods of the registry owe: arguments for ``pytest.parametrize``.
 
     Args:
-        names: of methods; all that are listed by default.
+        names: of methods; all that are listed by default, but those for language models, which need another scene.
     """
-    for name in registry.names("method") if names is None else names:
+    for name in registry.names("method", language=False) if names is None else names:
         method: type[Method] = registry.get("method", name)
         for scope in sorted(method.scopes):
             for check in CHECKS:

@@ -1,0 +1,69 @@
+"""``letheon evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from letheon.cli.options import Debug, Json, Verbose
+from letheon.cli.terminal import compute, show, show_json, stderr
+from letheon.cli.unlearn import Device, Model, Threads
+from letheon.report.words import spread
+
+Suite = Annotated[str, typer.Option("--suite", help="Benchmark: tofu.")]
+Part = Annotated[str, typer.Option("--forget", help="forget01, forget05 or forget10.")]
+Reference = Annotated[
+    str | None, typer.Option("--reference", metavar="DIR", help="A model that never saw the texts: for forget quality.")
+]
+Compat = Annotated[
+    str | None, typer.Option("--compat", metavar="openunlearning", help="Write --out in its layout and by its rules.")
+]
+Kept = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Keep all scores; reused if still valid.")]
+Items = Annotated[int | None, typer.Option("--items", min=2, help="Questions of each set, evenly spread; or all.")]
+Chat = Annotated[str, typer.Option("--template", help="chat or plain.")]
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Of an answer that the model writes, at most.")]
+
+
+def evaluate(
+    model: Model,
+    suite: Suite = "tofu",
+    forget: Part = "forget05",
+    reference: Reference = None,
+    compat: Compat = None,
+    out: Kept = None,
+    items: Items = None,
+    template: Chat = "chat",
+    tokens: Tokens = 200,
+    device: Device = "cpu",
+    threads: Threads = 1,
+    json: Json = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Examine a language model: what it still knows of what is to be forgotten, and what it is still good for."""
+    compute(stderr(), verbose=verbose)
+    from letheon.text import suites
+
+    asked = suites.Suite(suite, forget, items=items, template=template, tokens=tokens)
+    if compat not in (None, "openunlearning") or (compat and not out):
+        raise typer.BadParameter("--compat: openunlearning is the only one, and it needs --out FILE")
+    kept = None if compat else out
+    told = suites.evaluate(asked, model, reference=reference, out=kept, device=device, threads=threads)
+    if compat and out:
+        suites.write_openunlearning(out, told)
+    content = suites.content(told, asked)
+    show_json(content) if json else show(_table(content))
+
+
+def _table(content: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("set", "score", "value", "n", "definition"):
+        table.add_column(name, no_wrap=name != "definition")
+    for row in content["scores"]:
+        value = spread(row["value"], row["value_low"], row["value_high"], 2) if row["value"] is not None else row["why"]
+        table.add_row(row["set"], row["score"], value, str(row["n"]), row["definition"])
+    return table

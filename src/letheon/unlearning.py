@@ -1,0 +1,172 @@
+"""Unlearning on a language model that is in memory or in a folder: one request after another, whoever trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from letheon import config, tree
+from letheon.client import Client, load
+from letheon.errors import ConfigError, MethodError, RequestError
+from letheon.methods.base import Method
+from letheon.methods.descent import Descent
+from letheon.middleware import Excluding, Quorum
+from letheon.phase import State, drive, seed_of
+from letheon.request import Request
+from letheon.runtimes.alone import Alone
+from letheon.tasks.base import buffers_of, params_of
+from letheon.tasks.own import OwnTexts
+from letheon.text.descent import mean_loss
+from letheon.text.encoding import Encoder, Template
+from letheon.text.language import LanguageModel
+from letheon.text.pairs import Pair
+from letheon.tree import Params
+
+Rows = Iterable[Pair | Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unlearnt:
+    """What one request did.
+
+    Attributes:
+        loss_before: mean loss on the texts to forget, nats a token.
+        loss_after: the same afterwards; random guessing is the logarithm of the vocabulary's size.
+        retain_before: mean loss on the retained texts; None without any.
+        retain_after: the same afterwards.
+        memory: what COP has to know at the next request: hand it to it. Derived from what was forgotten.
+    """
+
+    loss_before: float
+    loss_after: float
+    retain_before: float | None
+    retain_after: float | None
+    memory: Params = field(default_factory=dict)
+
+
+def unlearn(
+    model: nn.Module,
+    tokenizer: Any,
+    forget: Rows,
+    retain: Rows = (),
+    *,
+    method: str | Method = "npo",
+    template: Template | None = None,
+    max_length: int = 512,
+    memory: Mapping[str, torch.Tensor] | None = None,
+    seed: int = 0,
+) -> Unlearnt:
+    """Make a causal language model of transformers forget some texts, in place.
+
+    Args:
+        model: on whatever device. Weights below float32 are converted while training, and back.
+        tokenizer: the model's own, a fast one.
+        forget: pairs, or mappings with ``question`` and ``answer``.
+        retain: texts to keep, where the method has a term for them.
+        method: a name as ``letheon methods`` lists them, with ``+cop`` to hold what earlier requests settled; or a
+            method with its settings.
+        template: how a pair becomes a text; None: the tokenizer's chat template if it has one, else ``plain``.
+        max_length: tokens of a text.
+        memory: of the request before; COP only.
+        seed: of every random draw.
+
+    Raises:
+        RequestError: nothing to forget, or a text that is to be both forgotten and retained.
+        MethodError: the method is not for language models, or COP cannot hold what this model would train.
+    """
+    chosen = parsed(method) if isinstance(method, str) else method
+    if not isinstance(chosen, Descent):
+        raise MethodError(f"{chosen.name}: is not for language models; see `letheon methods`")
+    pairs, kept = _pairs(forget), _pairs(retain)
+    _check(pairs, kept)
+    coarse = {name: p.dtype for name, p in model.named_parameters() if torch.finfo(p.dtype).bits < 32}
+    before = {name: model.get_parameter(name).detach().clone() for name in coarse}
+    model.float()
+    mode, cached = model.training, getattr(model.config, "use_cache", None)
+    module = LanguageModel(model)
+    chat = template or ("chat" if getattr(tokenizer, "chat_template", None) else "plain")
+    task = OwnTexts(pairs, kept, Encoder(tokenizer, chat, max_length), module)
+    found = _unlearnt(task, chosen, dict(memory or {}), seed)
+    model.train(mode)
+    model.config.use_cache = cached  # type: ignore[union-attr]
+    _restore(model, coarse, before)
+    return found
+
+
+def parsed(text: str, settings: Sequence[str] = ()) -> Method:
+    """A method by its name, ``NAME`` or ``NAME+cop``, with settings as in ``tuning.lr=1e-4``."""
+    name, plus, what = text.partition("+")
+    if plus and what != "cop":
+        raise ConfigError(f"--method {text}: after + only cop can stand")
+    table: dict[str, Any] = {"name": name} | ({"cop": {}} if plus else {})
+    for setting in settings:
+        table = config.override(table, setting)
+    method: Method = config.build(Method, table, "--method")  # type: ignore[type-abstract]
+    return method
+
+
+def _unlearnt(task: OwnTexts, method: Descent, memory: Params, seed: int) -> Unlearnt:
+    module, data = task.module, task.train()
+    client = Client("holder", data, task)
+    request = Request("samples", samples=tuple(range(len(task.forget))))
+    client.admit(request)
+    covered = request.mask(client.name, data)
+    forget, retain = data.take(covered), data.take(~covered)
+    before = [mean_loss(module, part) if len(part) else None for part in (forget, retain)]
+    state = State(params_of(module), buffers_of(module), memory)
+    federation = Excluding(Quorum(Alone(client, module)), request=request.id)
+    state = drive(method.phases(state, task), federation, state, seed=seed_of(f"{seed}|unlearn"))
+    load(module, state.params, state.buffers)
+    after = [mean_loss(module, part) if len(part) else None for part in (forget, retain)]
+    assert before[0] is not None
+    assert after[0] is not None
+    return Unlearnt(before[0], after[0], before[1], after[1], state.memory)
+
+
+def _pairs(rows: Rows) -> tuple[Pair, ...]:
+    found = []
+    for number, row in enumerate(rows, 1):
+        if isinstance(row, Pair):
+            found.append(row)
+            continue
+        if not isinstance(row, Mapping) or not isinstance(row.get("answer"), str):
+            raise RequestError(f"row {number}: pairs, or mappings with question and answer, are wanted")
+        found.append(Pair(str(row.get("question", "")), row["answer"]))
+    return tuple(found)
+
+
+def _check(forget: Sequence[Pair], retain: Sequence[Pair]) -> None:
+    if not forget:
+        raise RequestError("forget: is empty; there is nothing to unlearn")
+    both = {(p.question, p.answer) for p in forget} & {(p.question, p.answer) for p in retain}
+    if both:
+        question = min(both)[0]
+        raise RequestError(
+            f"{len(both)} texts are to be both forgotten and retained, for instance {question[:60]!r}; take them out "
+            "of what is retained"
+        )
+
+
+def _restore(model: nn.Module, coarse: Mapping[str, torch.dtype], before: Params) -> None:
+    """Back to the stored precision; an update that this undoes everywhere was none."""
+    if not coarse:
+        return
+    with torch.no_grad():
+        for name, dtype in coarse.items():
+            parameter = model.get_parameter(name)
+            parameter.data = parameter.data.to(dtype)
+    if all(torch.equal(model.get_parameter(name), tensor) for name, tensor in before.items()):
+        told = ", ".join(list(before)[:3])
+        raise MethodError(
+            f"rounding to {next(iter(coarse.values()))} undid the whole update of {told} and the rest: nothing was "
+            "unlearnt. Keep the model in float32, or raise tuning.lr."
+        )
+
+
+def digest(model: nn.Module) -> str:
+    """Names a model by the content of its parameters."""
+    return tree.digest({name: p.detach().cpu() for name, p in model.named_parameters()})
