@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from letheon import config, pipeline
+from letheon.cli.run import is_stream
 from letheon.experiment import Experiment
 from letheon.metrics.verdict import GENERALISES, LEARNT, RESURFACING_LIMIT, UNKNOWN, UTILITY_LIMIT
 from letheon.results import Results
+from letheon.stream.experiment import Stream
 from letheon.tasks.partition import Partition
 from letheon.tasks.population import Target
 from letheon.tasks.trigger import Trigger
@@ -81,7 +83,7 @@ def test_the_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.name)
 def test_every_experiment_file_is_valid(path: Path) -> None:
-    assert Experiment.load(path).methods
+    assert (Stream if is_stream(path, ()) else Experiment).load(path).methods
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -17,6 +17,8 @@ from letheon.tree import Params
 
 log = logging.getLogger(__name__)
 
+NAMED = 3
+"""So many tensors are named in a warning; the rest is counted."""
 SATURATED = 0.9
 """A blocked share of the gradient from here on is worth a warning."""
 FRESH = 1e-5
@@ -166,7 +168,7 @@ class Guard:
             log.warning(
                 "cop: at least %.0f %% of the gradient is blocked in %s: the request repeats an earlier one, or the "
                 "space is full; lower selection.rank, or look whether it was forgotten before",
-                *(100 * SATURATED, ", ".join(full)),
+                *(100 * SATURATED, ", ".join(full[:NAMED]) + (f" and {len(full) - NAMED} more" if full[NAMED:] else "")),
             )
         return shares
 

@@ -69,7 +69,8 @@ class Stream:
         if self.train_rounds == 0 and any(isinstance(m, Retrain) for m in (self.method, *self.compare)):
             raise ConfigError("retrain: without train_rounds nothing is known of how Origin was trained; leave it out")
         for method in (self.method, *self.compare):
-            if "samples" not in method.scopes or not method.repeats or method.needs - {"text"}:
+            own = type(method).origin is not Method.origin  # is exact for a training run of its own only
+            if "samples" not in method.scopes or not method.repeats or method.needs - {"text"} or own:
                 raise MethodError(f"{method.name}: does not serve a stream of requests for samples; leave it out")
         _ = self.methods  # refuses methods listed twice
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from letheon.data import Data
 from letheon.phase import State
 from letheon.tasks.base import buffers_of, params_of
 from letheon.tasks.text import Questions, TextTask
@@ -42,6 +43,10 @@ class OwnTexts(TextTask):
 
     def questions(self) -> Mapping[str, Questions]:
         return {"retain": Questions({str(i): pair for i, pair in enumerate(self.retain)})}
+
+    def test(self) -> Data:
+        """The texts themselves: nothing is held out, and there may be nothing retained."""
+        return self.train()
 
     def utility(self, name: str) -> Sequence[str]:
         return ("probability", "rouge")

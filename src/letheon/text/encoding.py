@@ -146,7 +146,8 @@ class Encoder:
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     """``(n, longest)`` int64, filled up on the right."""
     longest = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.int64)
+    filled = [[*row, *[value] * (longest - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int64).reshape(len(rows), longest)
 
 
 def trimmed(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
         self.lm.config.use_cache = False  # type: ignore[union-attr]
         if checkpointing:
             # Not re-entrant: otherwise frozen embeddings would cut the graph, and adapters get no gradient.
-            inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+            inner.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
     def forward(self, ids: Tensor) -> Tensor:
         """``(n, length)`` ids, ``PAD`` on the right, to ``(n, longest, vocabulary)`` logits; none is all padding."""
