@@ -172,6 +172,8 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
     if not path.is_file():
         raise ConfigError(f"{folder}: no run here (experiment.json is missing); give a folder that `letheon run` wrote")
     written = read(path)
+    if "request" not in written["experiment"]:
+        raise ConfigError(f"{folder}: is a stream on a language model; see its report.html, or `letheon compare`")
     experiment = config.build(Experiment, written["experiment"], str(path))
     if experiment.digest != written["digest"] and written["versions"].get("code") != versions()["code"]:
         raise ConfigError(f"{path}: was written by another version of Letheon, which has to read it; or run it again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,13 +24,24 @@ def compare(
     if json + csv + markdown > 1:
         raise typer.BadParameter("choose one of --json, --csv and --markdown")
     compute(stderr(), verbose=verbose)
-    from letheon import pipeline
-    from letheon.report.table import as_csv, as_markdown, as_text, compare_rows
-
-    rows = compare_rows([pipeline.load(folder, cache=cache) for folder in runs])
+    rows, form = _rows(runs, cache)
     if json:
         show_json(rows)
     elif csv or markdown:
-        typer.echo((as_csv(rows) if csv else as_markdown(rows)).rstrip("\n"))
+        typer.echo((form.as_csv(rows) if csv else form.as_markdown(rows)).rstrip("\n"))
     else:
-        show(as_text(rows))
+        show(form.as_text(rows))
+
+
+def _rows(runs: list[Path], cache: Path | None) -> tuple[list[Any], Any]:
+    """The rows of all runs, and the module that knows how to print them."""
+    from letheon import pipeline
+    from letheon.errors import ConfigError
+    from letheon.report import stream_table, table
+
+    kinds = {stream_table.is_stream(folder) for folder in runs}
+    if len(kinds) > 1:
+        raise ConfigError("compare: some of these are streams on a language model and some are not; compare them apart")
+    if kinds == {True}:
+        return [row for folder in runs for row in stream_table.read_rows(folder)], stream_table
+    return table.compare_rows([pipeline.load(folder, cache=cache) for folder in runs]), table

@@ -28,8 +28,13 @@ def plan(
 ) -> None:
     """Price an experiment before running it: rounds, samples, FLOPs, bytes, disk, and an estimate of time."""
     compute(stderr(), verbose=verbose)
+    from letheon.cli.run import is_stream
+    from letheon.errors import ConfigError
     from letheon.experiment import Experiment
     from letheon.plan import plan as priced
+
+    if is_stream(file, sets or ()):
+        raise ConfigError(f"{file}: is a stream on a language model, which cannot be priced yet; run it with few items")
 
     found = priced(Experiment.load(file, sets or ()), workers=workers)
     if json:

@@ -131,10 +131,10 @@ def _results(done: Run | StreamRun) -> tuple[list[dict[str, Any]], Path]:
 
 def _show(done: Run | StreamRun, rows: list[dict[str, Any]], path: Path) -> None:
     from letheon.pipeline import Run
-    from letheon.report import requests, streams
+    from letheon.report import requests, stream_table
     from letheon.report.table import as_text
 
-    show(as_text(rows) if isinstance(done, Run) else streams.as_text(rows))
+    show(as_text(rows) if isinstance(done, Run) else stream_table.as_text(rows))
     matrix = requests.known(done) if isinstance(done, Run) else ()
     if matrix:
         show(requests.as_text(matrix))

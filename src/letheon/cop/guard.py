@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from letheon import tree
 from letheon.cop.basis import Basis
-from letheon.cop.layers import Spaces, layer, owners, width
+from letheon.cop.layers import Spaces, few, layer, owners, width
 from letheon.errors import MethodError
 from letheon.tree import Params
 
 log = logging.getLogger(__name__)
 
-NAMED = 3
-"""So many tensors are named in a warning; the rest is counted."""
 SATURATED = 0.9
 """A blocked share of the gradient from here on is worth a warning."""
 FRESH = 1e-5
@@ -168,7 +166,7 @@ class Guard:
             log.warning(
                 "cop: at least %.0f %% of the gradient is blocked in %s: the request repeats an earlier one, or the "
                 "space is full; lower selection.rank, or look whether it was forgotten before",
-                *(100 * SATURATED, ", ".join(full[:NAMED]) + (f" and {len(full) - NAMED} more" if full[NAMED:] else "")),
+                *(100 * SATURATED, few(full)),
             )
         return shares
 

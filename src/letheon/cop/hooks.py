@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from letheon.cop.basis import FLOOR, Basis, Moments, Rule, Selection, Sinks, Weighting
-from letheon.cop.layers import Layer, Spaces, geometry, layer, owners, rows, width
+from letheon.cop.layers import Layer, Spaces, few, geometry, layer, owners, rows, width
 from letheon.errors import DataError, MethodError
 
 log = logging.getLogger(__name__)
 
-NAMED = 3
-"""So many spaces are named in a warning; the rest is counted."""
 SLACK = 1e-6
 """A share of energy that is short by less is short by rounding of float32 columns."""
 
@@ -185,7 +183,7 @@ def _warn(bases: Mapping[str, Basis], selection: Selection) -> None:
     if full:
         log.warning(
             "cop: saturated: %s: as many dimensions are protected as may be; later requests add nothing there",
-            ", ".join(full[:NAMED]) + (f" and {len(full) - NAMED} more" if len(full) > NAMED else ""),
+            few(full),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ Spaces = Mapping[str, tuple[str, ...]]
 """Names of input spaces, each with the layers that share it: one basis a space."""
 Layer = nn.Linear | nn.Conv2d
 
+NAMED = 3
 CHUNK = 2**22
 """Numbers in one chunk of rows: more are not unfolded or converted to float64 at once."""
 
@@ -99,6 +100,12 @@ def _spread(weights: Tensor | None, inputs: Tensor) -> Tensor:
             "give one weight for each token, or one for each sample"
         )
     return weights.reshape(*weights.shape, *[1] * (len(shape) - weights.dim())).expand(shape).reshape(-1)
+
+
+def few(names: Sequence[str]) -> str:
+    """Some of the names, and how many more there are: a large model has hundreds."""
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + rest
 
 
 def owners(module: nn.Module, parameter: Tensor) -> list[str]:

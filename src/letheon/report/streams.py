@@ -1,33 +1,28 @@
-"""A stream of requests for people: tables for terminals and Markdown, figures, one HTML file."""
+"""A stream of requests for people: figures, one HTML file, models that transformers loads."""
 
 from __future__ import annotations
 
-import csv
 import shutil
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
-from rich.table import Table
 
 from letheon import config, tree
 from letheon.files import write, write_json
+from letheon.report import stream_table
 from letheon.report.drawing import DASHES, FAINT, INK, MAIN, MARKERS, OTHERS, svg
 from letheon.report.html import ENVIRONMENT
 from letheon.report.toml import as_toml
 from letheon.report.words import amount, spread
 from letheon.stream.life import StreamRun, module_of
-from letheon.stream.results import TITLES, StreamResults
+from letheon.stream.results import StreamResults
 from letheon.text.language import save_model
 
 Row = Mapping[str, Any]
-SHOWN = ("rouge", "es", "em", "truth_ratio", "kr")
-"""Scores of the table; all are in results.json."""
 DOES_NOT_SHOW = (
     "These are answers to the questions that were asked, in the words they were asked in. Other words, other "
     "languages, attacks on the prompt, fine-tuning or a look into the weights can bring back what these numbers do not "
@@ -46,7 +41,7 @@ def write_artefacts(run: StreamRun, *, models: bool = True) -> Path:
     results = StreamResults(run)
     content = results.content()
     write_json(run.folder / "results.json", content)
-    write(run.folder / "table.csv", as_csv(content["rows"]).encode())
+    write(run.folder / "table.csv", stream_table.as_csv(content["rows"]).encode())
     write(run.folder / "experiment.toml", as_toml(config.plain(run.stream)).encode())
     if models:
         _write_models(run)
@@ -70,57 +65,17 @@ def _write_models(run: StreamRun) -> None:
         write(mark, f"{digest}\n".encode())
 
 
-def as_text(rows: Sequence[Row]) -> Table:
-    """After each request: forgetting over all texts so far, and utility."""
-    names = [name for name in SHOWN if name in rows[0]]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("method", "after", *(f"{TITLES[name]} %" for name in names), "MU %"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        cells = [spread(row[n], row[f"{n}_low"], row[f"{n}_high"], 1) for n in (*names, "mu")]
-        table.add_row(row["method"], _after(row), *cells)
-    return table
-
-
-def _after(row: Row) -> str:
-    if row["after"] == "continued":
-        return "continued"
-    return f"request {row['after']}" if row["method"] != "origin" else f"(of {row['after']})"
-
-
-def as_markdown(rows: Sequence[Row]) -> str:
-    """The same table in Markdown."""
-    names = [name for name in SHOWN if name in rows[0]]
-    head = ["method", "after", *(f"{TITLES[name]} %" for name in names), "MU %"]
-    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    for row in rows:
-        cells = [spread(row[n], row[f"{n}_low"], row[f"{n}_high"], 1) for n in (*names, "mu")]
-        lines.append(f"| {row['method']} | {_after(row)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    """All numbers, a row each."""
-    out = StringIO()
-    fields = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(out, fields, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
 def html(results: StreamResults, content: Mapping[str, Any]) -> str:
     """The page: one file, no network."""
     run, rows = results.run, content["rows"]
-    names = [name for name in SHOWN if name in rows[0]]
     methods = content["methods"]
     return ENVIRONMENT.get_template("stream.html.j2").render(
         title=run.stream.title or "A stream of requests",
         digest=run.stream.digest,
         seed=run.stream.seed,
         sizes=[len(request.samples) for request in run.stream.requests],
-        table=[[row["method"], _after(row), *_cells(row, (*names, "mu"))] for row in rows],
-        heads=["method", "after", *(f"{TITLES[name]} %" for name in names), "MU %"],
+        table=stream_table.lines(rows),
+        heads=stream_table.heads(rows),
         figures=[
             (_figure(results, rows, "mu", "MU: model utility (%)"), UTILITY),
             (_figure(results, rows, "em", "EM: tokens memorised (%)"), MEMORISED),
@@ -139,10 +94,6 @@ UTILITY = (
     "Model utility after each request. Dashed: the objective alone; solid: with COP. Dotted: before the first request."
 )
 MEMORISED = "Exact memorisation over the texts of all requests so far: lower is more forgotten, down to the reference."
-
-
-def _cells(row: Row, names: Sequence[str]) -> list[str]:
-    return [spread(row[n], row[f"{n}_low"], row[f"{n}_high"], 1) for n in names]
 
 
 def _matrix(rows: Sequence[Sequence[Row]]) -> list[list[str]]:
@@ -170,7 +121,7 @@ def _reference(found: Row) -> str:
 def _cost(row: Row) -> tuple[str, str, str, str, str]:
     return (
         row["method"],
-        _after(row),
+        f"request {row['after']}",
         amount(row["seconds"]),
         amount(row["flops"] / 1e9),
         amount(row["memory_bytes"] / 1e6),

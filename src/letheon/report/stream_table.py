@@ -1,0 +1,112 @@
+"""The table of one or more streams: forgetting after each request over all texts so far, and utility."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from letheon.errors import ConfigError
+from letheon.folder import EXPERIMENT, read
+from letheon.report.words import spread
+from letheon.results import ranges
+from letheon.stream.results import TITLES
+
+Row = Mapping[str, Any]
+SHOWN = ("rouge", "es", "em", "truth_ratio", "kr")
+"""Scores of the table; all are in results.json."""
+
+
+def is_stream(folder: Path) -> bool:
+    """Whether the run in a folder is a stream of requests."""
+    path = folder / EXPERIMENT
+    return path.is_file() and "train_rounds" in (told := read(path)["experiment"]) and "request" not in told
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The rows of a finished stream.
+
+    Raises:
+        ConfigError: it is not finished.
+    """
+    path = folder / "results.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: the stream is not complete; finish it with --resume")
+    rows: list[Row] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+def heads(rows: Sequence[Row]) -> list[str]:
+    """Names of the columns."""
+    return ["method", "after", *(f"{TITLES[name]} %" for name in _shown(rows)), "MU %"]
+
+
+def lines(rows: Sequence[Row]) -> list[list[str]]:
+    """The table as text: of one run with intervals over questions, of several with mean and range over seeds."""
+    groups: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], row["after"]), {}).setdefault(row["run"], row)
+    return [
+        [method, _after(method, after), *(_cell(list(found.values()), name) for name in (*_shown(rows), "mu"))]
+        for (method, after), found in groups.items()
+    ]
+
+
+def _shown(rows: Sequence[Row]) -> list[str]:
+    return [name for name in SHOWN if all(name in row for row in rows)]
+
+
+def _cell(rows: Sequence[Row], name: str) -> str:
+    if len(rows) == 1:
+        return spread(rows[0][name], rows[0][f"{name}_low"], rows[0][f"{name}_high"], 1)
+    found = ranges(rows, name)
+    if found is None:
+        return "–"
+    mean, least, most, count = found
+    return f"{mean:.1f} ({least:.1f}–{most:.1f}){f', n = {count}' if count < len(rows) else ''}"
+
+
+def _after(method: str, after: str) -> str:
+    if after == "continued":
+        return "continued"
+    return f"(of {after})" if method == "origin" else f"request {after}"
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """What the brackets mean."""
+    runs = {row["run"]: row["seed"] for row in rows}
+    if len(runs) == 1:
+        return "In brackets: 95 % intervals over questions."
+    return f"{len(runs)} runs, seeds {', '.join(map(str, sorted(runs.values())))}: mean and range."
+
+
+def as_text(rows: Sequence[Row]) -> Table:
+    """For the terminal."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption(rows), caption_justify="left")
+    for name in heads(rows):
+        table.add_column(name, overflow="fold")
+    for line in lines(rows):
+        table.add_row(*line)
+    return table
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """For documents."""
+    table = [heads(rows), ["---"] * len(heads(rows)), *lines(rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in table) + f"\n\n{caption(rows)}\n"
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """All numbers, a row each."""
+    rows, out = list(rows), StringIO()
+    fields = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(out, fields, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
