@@ -40,13 +40,19 @@ CAUGHT: list[tuple[type[Method], str, str]] = [
     (broken.Widens, "shapes", r"expected \(32, 64\) torch\.float32"),
     (broken.TiltsTraining, "training", "changes the model's params"),
     (broken.NeedsMovement, "plan", "nobody moved"),
+    (broken.ResolvesItself, "second-parts", "works again on data that the first request covered"),
+    (broken.ByArrivalAgain, "second-order", "order in which replies arrive"),
+    (broken.AttributeAgain, "second-resume", "differ from an unbroken one"),
+    (broken.NamesRetained, "second-kept", "names the forgotten client 'south'"),
+    (broken.KeepsRetained, "second-kept", "memory 'longest' is what south sent"),
 ]
 
 
 @pytest.mark.parametrize(("method", "check", "word"), CAUGHT, ids=[f"{m.__name__}-{check}" for m, check, _ in CAUGHT])
 def test_a_broken_method_is_caught_by_the_check_made_for_it(method: type[Method], check: str, word: str) -> None:
+    scope: Scope = "class" if check == "second-parts" else "client"  # a client that is gone is never asked again
     with pytest.raises(AssertionError, match=word):
-        check_method(method(), "client", check)
+        check_method(method(), scope, check)
 
 
 @pytest.mark.parametrize("scope", ["class", "samples"])
@@ -65,6 +71,38 @@ def test_the_scope_check_catches_an_experiment_that_takes_any_method(monkeypatch
     monkeypatch.setattr(Experiment, "__post_init__", lambda self: None)
     with pytest.raises(AssertionError, match="does not claim scope 'class', yet an experiment takes it"):
         check_method(broken.ClientOnly(), "client", "scope")
+
+
+FIRST_ONLY = {
+    broken.ByArrivalAgain: ("client-order", "same-twice"),
+    broken.AttributeAgain: ("resume", "client-order"),
+    broken.NamesRetained: ("nothing-kept",),
+    broken.KeepsRetained: ("nothing-kept",),
+    broken.ResolvesItself: ("parts", "client-order", "resume", "nothing-kept"),
+}
+
+
+@pytest.mark.parametrize(("method", "check"), [(m, check) for m, checks in FIRST_ONLY.items() for check in checks])
+def test_what_is_broken_at_the_second_request_passes_the_checks_of_the_first(method: type[Method], check: str) -> None:
+    assert check_method(method(), "client", check) == ""
+
+
+def test_a_method_that_serves_one_request_owes_no_check_of_a_second() -> None:
+    assert not any(check.startswith("second-") for _, _, check in method_checks(["fedau-in-training"]))
+    assert check_method(broken.Once(), "client", "scope") == ""
+    with pytest.raises(MethodError, match="serves one request only"):
+        check_method(broken.Once(), "client", "second-order")
+
+
+def test_the_scope_check_catches_an_experiment_that_asks_twice_who_serves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_only(experiment: Experiment) -> None:
+        for target in (experiment.request, *experiment.then):
+            if target.scope not in experiment.method.scopes:
+                raise MethodError("scope")
+
+    monkeypatch.setattr(Experiment, "__post_init__", first_only)
+    with pytest.raises(AssertionError, match="serves one request only, yet an experiment takes a second one"):
+        check_method(broken.Once(), "client", "scope")
 
 
 @pytest.mark.parametrize("check", sorted(set(CHECKS) - STATISTICAL))
