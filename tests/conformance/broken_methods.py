@@ -8,18 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from letheon import tree
-from letheon.client import KINDS, Client, client_work
-from letheon.data import Data
 from letheon.errors import MethodError, RoundError
 from letheon.methods.base import Method, fedavg, train_work
 from letheon.phase import Phase, State, Step
 from letheon.request import Scope
 from letheon.tasks.base import Task
 from letheon.training import Local
-from letheon.work import Federation, Reply, Work, average
+from letheon.work import Federation, average
 
 
 @dataclass(frozen=True)
@@ -343,101 +341,6 @@ class NeedsMovement(Broken):
         if tree.norm(mean.tensors) == 0.0:
             raise MethodError("needs-movement: nobody moved")
         return replace(state.moved(mean.tensors), buffers=mean.buffers)
-
-
-@dataclass(frozen=True)
-class BrokenAgain(Broken):
-    """Sound until it is asked a second time: what it keeps of the first request changes how it works."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"history"})
-
-    def step(self, federation: Federation, state: State, t: int) -> State:
-        served = "served" in state.memory
-        moved = self.again(federation, state, t) if served else super().step(federation, state, t)
-        return replace(moved, memory=moved.memory | {"served": torch.ones(1)}) if t == 2 else moved
-
-    def again(self, federation: Federation, state: State, t: int) -> State:
-        raise NotImplementedError
-
-
-@client_work("own-retain", KINDS["train"].cost)
-def _own_retain(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
-    """Training on what the request at hand leaves, whatever was asked before."""
-    left = client.requests[work.request].select(client.name, client.data, "retain")
-    return KINDS["train"].do(client, work, left, module, seed)
-
-
-@dataclass(frozen=True)
-class ResolvesItself(Broken):
-    """Its clients select what is retained themselves, and only know of the request at hand."""
-
-    name: ClassVar[str] = "resolves-itself"
-
-    def step(self, federation: Federation, state: State, t: int) -> State:
-        work = replace(train_work(state, "retain", self.recipe, t), kind="own-retain")
-        mean = average(federation.run(work))
-        return replace(state.moved(mean.tensors), buffers=mean.buffers)
-
-
-@dataclass(frozen=True)
-class ByArrivalAgain(BrokenAgain):
-    """Orders by arrival once it has served a request."""
-
-    name: ClassVar[str] = "by-arrival-again"
-
-    def again(self, federation: Federation, state: State, t: int) -> State:
-        return ByArrival(self.local).step(federation, state, t)
-
-
-@dataclass(frozen=True)
-class AttributeAgain(BrokenAgain):
-    """Gathers momentum where no journal finds it, once it has served a request."""
-
-    name: ClassVar[str] = "attribute-again"
-    velocity: dict[str, Tensor] = field(default_factory=dict, init=False, compare=False)
-
-    def again(self, federation: Federation, state: State, t: int) -> State:
-        mean = average(federation.run(train_work(state, "retain", self.recipe, t)))
-        for name, update in mean.tensors.items():
-            self.velocity[name] = update + 0.5 * self.velocity.get(name, torch.zeros_like(update))
-        return replace(state.moved(self.velocity), buffers=mean.buffers)
-
-
-@dataclass(frozen=True)
-class NamesRetained(Broken):
-    """Keeps a number on each retained client, and forgets to drop it when that client goes, too."""
-
-    name: ClassVar[str] = "names-retained"
-    needs: ClassVar[frozenset[str]] = frozenset({"history"})
-
-    def step(self, federation: Federation, state: State, t: int) -> State:
-        replies = list(federation.run(train_work(state, "retain", self.recipe, t)))
-        norms = {f"norm/{reply.client}": torch.tensor(tree.norm(reply.tensors)) for reply in replies}
-        mean = average(replies)
-        return replace(state.moved(mean.tensors), buffers=mean.buffers, memory=state.memory | norms)
-
-
-@dataclass(frozen=True)
-class KeepsRetained(Broken):
-    """Keeps a retained client's update, without a name, and has it still when that client goes, too."""
-
-    name: ClassVar[str] = "keeps-retained"
-    needs: ClassVar[frozenset[str]] = frozenset({"history"})
-
-    def step(self, federation: Federation, state: State, t: int) -> State:
-        replies = list(federation.run(train_work(state, "retain", self.recipe, t)))
-        longest = max(replies, key=lambda reply: reply.weight).tensors["head.weight"]
-        mean = average(replies)
-        kept = {"longest": longest} | state.memory
-        return replace(state.moved(mean.tensors), buffers=mean.buffers, memory=kept)
-
-
-@dataclass(frozen=True)
-class Once(Broken):
-    """Not broken: serves one request, and says so."""
-
-    name: ClassVar[str] = "once"
-    repeats: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from letheon.experiment import Experiment
 from letheon.metrics.verdict import GENERALISES, LEARNT, RESURFACING_LIMIT, UNKNOWN, UTILITY_LIMIT
 from letheon.results import Results
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

@@ -27,6 +27,7 @@ class Method(ABC):
         scopes: levels of request that it serves.
         needs: what it needs of the training run: ``history``, ``per-client``. Refused before any work if absent.
         repeats: whether it can serve a second request on the model that it left; refused before any work if not.
+        mixes: whether requests of different scopes can be served together, in one pass; refused before any work if not.
         presets: named sets of field values.
         known_failures: conformance checks that the method cannot pass, each with the reason.
     """
@@ -35,6 +36,7 @@ class Method(ABC):
     scopes: ClassVar[frozenset[Scope]] = ALL_SCOPES
     needs: ClassVar[frozenset[str]] = frozenset()
     repeats: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     known_failures: ClassVar[Mapping[str, str]] = {}
 

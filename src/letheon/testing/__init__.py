@@ -20,7 +20,7 @@ from letheon import registry
 from letheon.errors import MethodError
 from letheon.methods.base import Method
 from letheon.request import Scope
-from letheon.testing import faults, outcome, rules, successive
+from letheon.testing import faults, outcome, rules, several
 
 __all__ = ["CHECKS", "STATISTICAL", "Check", "check_method", "method_checks"]
 
@@ -44,10 +44,13 @@ CHECKS: Mapping[str, Check] = {
     "empty-cohort": faults.empty_cohorts_are_refused,
     "missing-reply": faults.missing_replies_are_survived_or_refused,
     "nan-reply": faults.nan_replies_do_no_harm,
-    "second-parts": successive.first_request_takes_no_part,
-    "second-order": successive.second_order_does_not_matter,
-    "second-resume": successive.second_resumes_bit_for_bit,
-    "second-kept": successive.second_keeps_nothing,
+    "second-parts": several.first_request_takes_no_part,
+    "second-order": several.second_order_does_not_matter,
+    "second-resume": several.second_resumes_bit_for_bit,
+    "second-kept": several.second_keeps_nothing,
+    "together-members": several.members_are_alike,
+    "together-order": several.together_order_does_not_matter,
+    "together-kept": several.together_keeps_nothing,
     "forgets": outcome.forgets_and_keeps,
 }
 """By name; each takes a method and a scope that it claims. Those of a second request are for methods that repeat."""

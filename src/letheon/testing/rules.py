@@ -20,7 +20,7 @@ from letheon.methods.base import ALL_SCOPES, Method
 from letheon.middleware import DryRun
 from letheon.phase import State
 from letheon.request import Part, Scope
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.testing.scene import FOREIGN, Altered, Backwards, Scene, Tap, Watch, demand, digest, small
@@ -51,7 +51,8 @@ def config_round_trips(method: Method, scope: Scope) -> None:
 def unclaimed_scopes_are_refused(method: Method, scope: Scope) -> None:
     """An experiment takes the method at the scopes that it claims, and refuses it at others before any work.
 
-    It takes it for a second request if the method says that it can be asked again, and refuses it if not.
+    It takes it for a second request if the method says that it can be asked again, and refuses it if not; likewise for
+    requests of two scopes that are served together.
     """
     for asked in sorted(ALL_SCOPES):
         claimed = asked in method.scopes
@@ -61,13 +62,23 @@ def unclaimed_scopes_are_refused(method: Method, scope: Scope) -> None:
             demand(not claimed, f"claims scope {asked!r}, yet the experiment refuses it: {error}")
         else:
             demand(claimed, f"does not claim scope {asked!r}, yet an experiment takes it")
-    corner = Target(scope, trigger=Trigger(corner="top-left"))
+    elsewhere = Trigger(corner="top-left")
+    again = _refusal(method, Target(scope), then=(Target(scope, trigger=elsewhere),))
+    demand(method.repeats or again, "says that it serves one request only, yet an experiment takes a second one")
+    demand(not (method.repeats and again), f"can be asked again, it says, yet the experiment refuses: {again}")
+    for other in sorted(method.scopes - {scope}):
+        mixed = _refusal(method, Target(scope, also=(Target(other, trigger=elsewhere),)))
+        demand(method.mixes or mixed, f"says that it mixes no scopes, yet an experiment takes {scope} with {other}")
+        demand(not (method.mixes and mixed), f"mixes scopes, it says, yet the experiment refuses: {mixed}")
+
+
+def _refusal(method: Method, request: Target, *, then: tuple[Target, ...] = ()) -> str:
+    """Why an experiment does not take the method; empty if it does."""
     try:
-        Experiment(Digits(), method, request=Target(scope), then=(corner,))
+        Experiment(Digits(), method, request=request, then=then)
     except MethodError as error:
-        demand(not method.repeats, f"can be asked again, it says, yet the experiment refuses a second request: {error}")
-    else:
-        demand(method.repeats, "says that it serves one request only, yet an experiment takes a second one")
+        return str(error)
+    return ""
 
 
 def same_twice(method: Method, scope: Scope) -> None:
@@ -250,11 +261,10 @@ def demand_nothing_is_kept(method: Method, scene: Scene) -> None:
     demand(kept, "the memory of another method was changed or dropped; carry state.memory along")
     new = sorted(end.memory.keys() - start.memory.keys())
     demand(method.needs or not new, f"leaves {new} in memory, which outlives the request, and declares no needs")
-    for request in scene.requests:
-        if request.client is not None:
-            _demand_unnamed(request.client, [*reference.phases, *end.params, *end.buffers, *end.memory])
+    gone = frozenset[str]().union(*(request.clients for request in scene.requests))
+    for client in sorted(gone):
+        _demand_unnamed(client, [*reference.phases, *end.params, *end.buffers, *end.memory])
     calls = [*(scene.before.reference(method).calls if scene.before else ()), *reference.calls]
-    gone = {request.client for request in scene.requests}
     sent = [r for works, replies in calls for r in replies if works[r.work].part == "forget" or r.client in gone]
     _demand_unknown({name: t for name, t in end.memory.items() if name != FOREIGN}, sent)
 

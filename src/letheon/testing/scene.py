@@ -211,14 +211,30 @@ def small(scope: Scope, *, norm: bool = False) -> Scene:
 def second(scope: Scope) -> Scene:
     """``small(scope, norm=True)`` with another request of the scope after the first; at sample level they overlap."""
     first = small(scope, norm=True)
-    ids = torch.cat([first.clients[FORGOTTEN].ids[4:12], first.clients["east"].ids[:6]])
+    return replace(first, request=_another(scope), before=first, _references={})
+
+
+@cache
+def together(scope: Scope, other: Scope, *, backwards: bool = False) -> Scene:
+    """``small(scope, norm=True)`` with another request served in the same pass; ``backwards``: named in reverse."""
+    first = small(scope, norm=True)
+    requests = [first.request, _another(other)]
+    one, two = reversed(requests) if backwards else requests
+    request = replace(one, also=(two,))
+    request.check(first.clients)
+    return replace(first, request=request, _references={})
+
+
+def _another(scope: Scope) -> Request:
+    clients = small(scope, norm=True).clients
+    ids = torch.cat([clients[FORGOTTEN].ids[4:12], clients["east"].ids[:6]])
     request = {
         "client": Request("client", client=LATER),
         "class": Request("class", label=7),
         "samples": Request("samples", samples=tuple(ids.tolist())),
     }[scope]
-    request.check(first.clients)
-    return replace(first, request=request, before=first, _references={})
+    request.check(clients)
+    return request
 
 
 class Tap:

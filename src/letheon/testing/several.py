@@ -1,4 +1,7 @@
-"""Checks of a second request: what was forgotten once is no part of anything that follows."""
+"""Checks of several requests.
+
+One after another: what was forgotten once is no part of anything that follows. Together, in one pass: all of it goes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from letheon.methods.base import Method
 from letheon.request import Request, Scope
 from letheon.testing.faults import demand_resumption
 from letheon.testing.rules import demand_nothing_is_kept, demand_order_does_not_matter
-from letheon.testing.scene import Scene, demand, digest, second
+from letheon.testing.scene import Scene, demand, digest, second, together
 
 
 def first_request_takes_no_part(method: Method, scope: Scope) -> None:
@@ -57,3 +60,27 @@ def second_resumes_bit_for_bit(method: Method, scope: Scope) -> None:
 def second_keeps_nothing(method: Method, scope: Scope) -> None:
     """As ``nothing_is_kept``, for a second request: neither request's client is named, nothing of either is kept."""
     demand_nothing_is_kept(method, second(scope))
+
+
+def members_are_alike(method: Method, scope: Scope) -> None:
+    """Of requests served together none comes first: named in reverse, the bits are the same.
+
+    Each scope that the method claims is tried beside this one, unless it mixes none.
+    """
+    for other in sorted(method.scopes) if method.mixes else [scope]:
+        ends = [together(scope, other, backwards=backwards).reference(method).end for backwards in (False, True)]
+        demand(
+            digest(ends[0]) == digest(ends[1]),
+            f"a {scope} and a {other} request served together depend on which is named first; "
+            "let the client select the part, it knows all members",
+        )
+
+
+def together_order_does_not_matter(method: Method, scope: Scope) -> None:
+    """As ``client_order_does_not_matter``, for requests served together: several clients hold what is to go."""
+    demand_order_does_not_matter(method, together(scope, scope))
+
+
+def together_keeps_nothing(method: Method, scope: Scope) -> None:
+    """As ``nothing_is_kept``, for requests served together: no client of any of them is named."""
+    demand_nothing_is_kept(method, together(scope, scope))
