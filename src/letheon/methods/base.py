@@ -52,7 +52,12 @@ class Method(ABC):
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
         """Fill in from the experiment what the method's own table left open."""
-        return self if self.local is not None else replace(self, local=local)  # type: ignore[type-var]
+        return self.filled({"local": local})
+
+    def filled(self, values: Mapping[str, Any]) -> Self:
+        """A copy in which fields that are None take these values."""
+        left = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return replace(self, **left)  # type: ignore[type-var]
 
     def origin(self, task: Task, local: Local, rounds: int) -> Sequence[Phase]:
         """The phases of a training run of the method's own, from fresh weights and on all data.

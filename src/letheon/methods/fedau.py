@@ -128,7 +128,7 @@ class FedAU(Method):
             raise ConfigError("fedau: factor must be positive and rounds at least 1")
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return replace(self, local=self.local or local, label_seed=seed if self.label_seed is None else self.label_seed)
+        return self.filled({"local": local, "label_seed": seed})
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         def auxiliary(federation: Federation, state: State, t: int) -> State:
@@ -195,7 +195,7 @@ class FedAUInTraining(Method):
             raise ConfigError(f"{self.name}.carry: must lie in [0, 1), got {self.carry}")
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return replace(self, local=self.local or local, label_seed=seed if self.label_seed is None else self.label_seed)
+        return self.filled({"local": local, "label_seed": seed})
 
     def training(self, step: Step) -> Step:
         """The round itself goes first, and so gets the seed that it has without recording."""
