@@ -107,9 +107,9 @@ class Request:
         """Raise ``RequestError`` if the request names nothing that exists, or leaves nothing to retain."""
         for each in self.members:
             each._check_names(clients)
+            if not any(bool(each.mask(name, data).any()) for name, data in clients.items()):
+                raise RequestError(f"request {each.id}: covers no sample of any client; nothing to forget")
         sizes = {name: int(self.mask(name, data).sum()) for name, data in clients.items()}
-        if sum(sizes.values()) == 0:
-            raise RequestError(f"request {self.id}: covers no sample of any client; nothing to forget")
         if sum(sizes.values()) == sum(len(data) for data in clients.values()):
             raise RequestError(
                 f"request {self.id}: covers every sample of the federation; nothing would be left to retain. "
