@@ -1,10 +1,10 @@
-"""Lethe's temporary adapter: a residual bottleneck on the penultimate feature."""
+"""Lethe's temporary adapter: a residual bottleneck on the penultimate feature, or on what enters other layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -12,11 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from letheon.errors import ConfigError
+from letheon.phase import seed_of
 from letheon.training import Local, Loss, batches, clipped
 from letheon.tree import Params
 from letheon.work import Scalar
 
+Answer = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""From an adapter's tensors and inputs to logits."""
+
 DOWN, DOWN_BIAS, UP, UP_BIAS = "adapter.down", "adapter.down_bias", "adapter.up", "adapter.up_bias"
+
+_NUMBERS = ("rank", "lr", "cap", "steps", "batch_size", "clip")
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,10 @@ class Adapter:
         steps: at most so many steps S_φ.
         batch_size: samples a step.
         clip: limit of the gradient's norm; None: none.
+        places: names of the linear or convolutional layers whose inputs pass through a bottleneck each, for instance
+            ``["conv2", "fc1", "head"]``; on feature maps it works on the channels of every pixel. None: the last layer
+            alone, whose ascent needs the backbone's features only once. BatchNorm behind an adapter sees its outputs,
+            and has to get over that in phase 3.
     """
 
     rank: int = 16
@@ -42,22 +52,53 @@ class Adapter:
     steps: int = 100
     batch_size: int = 32
     clip: float | None = 1.0
+    places: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name in _NUMBERS:
+            value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ConfigError(f"adapter.{field.name}: must be positive, got {value}")
+                raise ConfigError(f"adapter.{name}: must be positive, got {value}")
+        if self.places is not None and (not self.places or len(set(self.places)) < len(self.places)):
+            raise ConfigError(f"adapter.places: name one layer or more, each once, got {list(self.places)}")
 
     def options(self) -> dict[str, Scalar]:
-        """As scalars for ``Work.options``."""
-        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+        """As scalars for ``Work.options``; the places are in the names of the tensors."""
+        return {name: value for name in _NUMBERS if (value := getattr(self, name)) is not None}
 
     @classmethod
     def from_options(cls, options: Mapping[str, Scalar]) -> Self:
         """The inverse of ``options``: a limit that is left out is none."""
         values = {"cap": None, "clip": None} | dict(options)
-        return cls(**{f.name: values[f.name] for f in fields(cls)})  # type: ignore[arg-type]
+        return cls(**{name: values[name] for name in _NUMBERS})  # type: ignore[arg-type]
+
+    def widths(self, params: Mapping[str, Tensor], head: str) -> dict[str, int]:
+        """For each place, how many features or channels enter its layer.
+
+        Raises:
+            ConfigError: a place that is no layer with a weight of two or more dimensions.
+        """
+        found = {}
+        for place in self.places or (head,):
+            weight = params.get(f"{place}.weight")
+            if weight is None or weight.ndim < 2:
+                layers = [n.removesuffix(".weight") for n, t in params.items() if n.endswith(".weight") and t.ndim > 1]
+                raise ConfigError(
+                    f"adapter.places: {place!r} is no linear or convolutional layer; use {', '.join(layers)}"
+                )
+            found[place] = weight.shape[1]
+        return found
+
+    def start(self, params: Mapping[str, Tensor], head: str, seed: int) -> Params:
+        """Fresh tensors for the model ``params`` whose last layer is ``head``; given places are in their names."""
+        widths = self.widths(params, head)
+        if self.places is None:
+            return self.init(widths[head], seed)
+        return {
+            f"{name}/{place}": tensor
+            for place, width in widths.items()
+            for name, tensor in self.init(width, seed_of(f"{seed}|{place}")).items()
+        }
 
     def init(self, features: int, seed: int) -> Params:
         """Fresh tensors for ``features`` inputs; B and b are zero, so the composite starts as the backbone."""
@@ -73,26 +114,48 @@ class Adapter:
 
 def adapter_of(extras: Mapping[str, Tensor]) -> Params:
     """The adapter among a work's extras; empty if there is none."""
-    return {name: tensor for name, tensor in extras.items() if name in (DOWN, DOWN_BIAS, UP, UP_BIAS)}
+    names = (DOWN, DOWN_BIAS, UP, UP_BIAS)
+    return {name: tensor for name, tensor in extras.items() if name.partition("/")[0] in names}
+
+
+def by_place(tensors: Mapping[str, Tensor], head: str) -> dict[str, Params]:
+    """The tensors of each bottleneck by the layer whose input it changes."""
+    found: dict[str, Params] = {}
+    for name, tensor in tensors.items():
+        own, _, place = name.partition("/")
+        found.setdefault(place or head, {})[own] = tensor
+    return found
 
 
 def adapt(features: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """``(n, d)`` features to h + B·ReLU(A h + a) + b."""
+    """``(…, d)`` features, or maps ``(n, d, h, w)`` pixel by pixel, to h + B·ReLU(A h + a) + b."""
+    if features.ndim == 4:
+        return adapt(features.movedim(1, -1).flatten(0, 2), tensors).view(_pixels(features)).movedim(-1, 1)
     hidden = F.relu(F.linear(features, tensors[DOWN], tensors[DOWN_BIAS]))
     return features + F.linear(hidden, tensors[UP], tensors[UP_BIAS])
 
 
+def _pixels(maps: Tensor) -> tuple[int, int, int, int]:
+    n, channels, height, width = maps.shape
+    return n, height, width, channels
+
+
 @contextmanager
 def attached(module: nn.Module, head: str, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """While open, the input of ``head`` passes through the adapter; without tensors, nothing changes."""
-    if not tensors:
-        yield
-        return
-    handle = module.get_submodule(head).register_forward_pre_hook(lambda _, inputs: (adapt(inputs[0], tensors),))
+    """While open, what enters a place of the adapter passes through it; without tensors, nothing changes."""
+
+    def hook(own: Params) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+        return lambda _, inputs: (adapt(inputs[0], own),)
+
+    handles = [
+        module.get_submodule(place).register_forward_pre_hook(hook(own))
+        for place, own in by_place(tensors, head).items()
+    ]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def penultimate(module: nn.Module, head: str, inputs: Tensor, *, chunk: int = 1024) -> Tensor:
@@ -109,12 +172,26 @@ def penultimate(module: nn.Module, head: str, inputs: Tensor, *, chunk: int = 10
     return torch.cat(seen)
 
 
-def ascend(
-    adapter: Adapter, head: nn.Module, loss: Loss, features: Tensor, targets: Tensor, *, start: Params, seed: int
-) -> tuple[Params, int, float]:
-    """Raise the loss on the data to forget by training the adapter alone (Eq. 6).
+def at_head(head: nn.Module) -> Answer:
+    """An adapter on what enters ``head``, whose inputs are penultimate features: they are computed once."""
+    return lambda tensors, features: head(adapt(features, tensors))
 
-    The backbone is frozen, so its features are computed once and given here.
+
+def inside(module: nn.Module, head: str, *, chunk: int = 1024) -> Answer:
+    """An adapter in a whole module, in evaluation mode; inputs are samples."""
+    module.eval()
+
+    def answer(tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        with attached(module, head, tensors):
+            return torch.cat([module(part) for part in inputs.split(chunk)])
+
+    return answer
+
+
+def ascend(
+    adapter: Adapter, answer: Answer, loss: Loss, inputs: Tensor, targets: Tensor, *, start: Params, seed: int
+) -> tuple[Params, int, float]:
+    """Raise the loss on the data to forget by training the adapter alone (Eq. 6); the backbone is frozen.
 
     Returns:
         The tensors φ*, the steps taken, and the mean loss reached, in nats.
@@ -124,14 +201,14 @@ def ascend(
 
     def mean_loss() -> float:
         with torch.no_grad():
-            return loss(head(adapt(features, tensors)), targets).item()
+            return loss(answer(tensors, inputs), targets).item()
 
     local = Local(lr=adapter.lr, batch_size=adapter.batch_size, steps=adapter.steps)
     steps, reached = 0, mean_loss()
-    for index in batches(len(features), local, torch.Generator().manual_seed(seed)):
+    for index in batches(len(inputs), local, torch.Generator().manual_seed(seed)):
         if adapter.cap is not None and reached >= adapter.cap:
             break
-        gradients = torch.autograd.grad(loss(head(adapt(features[index], tensors)), targets[index]), values)
+        gradients = torch.autograd.grad(loss(answer(tensors, inputs[index]), targets[index]), values)
         with torch.no_grad():
             torch._foreach_add_(values, clipped(gradients, adapter.clip), alpha=adapter.lr)
         steps, reached = steps + 1, mean_loss()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from letheon import tree
-from letheon.adapter import Adapter, adapter_of, ascend, attached, penultimate
+from letheon.adapter import Adapter, adapter_of, ascend, at_head, attached, inside, penultimate
 from letheon.data import Data
 from letheon.errors import LetheonError, RequestError
 from letheon.objectives import objective
@@ -157,26 +157,41 @@ def _train(client: Client, work: Work, data: Data, module: nn.Module, seed: int)
 
 
 def _amplify_cost(task: Task, work: Work, n: int) -> dict[str, float]:
-    """One pass of the backbone, then at most S_φ small steps on its features, with the loss on all after each."""
-    return {"samples": float(n), "flops": _amplify_flops(task, work, n, int(work.options["steps"]))}
+    """If all S_φ steps are taken."""
+    return _amplified(task, work, n, int(work.options["steps"]))
 
 
-def _amplify_flops(task: Task, work: Work, n: int, steps: int) -> float:
-    """A batch costs three passes of adapter and head, the loss on all features one."""
+def _amplified(task: Task, work: Work, n: int, steps: int) -> dict[str, float]:
+    """A batch costs three passes, the loss on all samples one, before the first step and after each.
+
+    On penultimate features these are passes of adapter and head, after one of the backbone. With an adapter inside it
+    they are passes of the whole model; bottlenecks on feature maps are then counted as if maps had one pixel.
+    """
+    trained = steps * int(work.options["batch_size"])
+    passes = 3 * trained + (steps + 1) * n
+    if _is_inside(work):
+        flops = (task.flops + 2 * tree.count(work.extras)) * passes
+        return {"samples": float(trained + (steps + 1) * n), "flops": float(flops)}
     head = sum(tensor.numel() for name, tensor in work.params.items() if name.startswith(f"{task.head}."))
-    multiplications = tree.count(work.extras) + head
-    return float(task.flops * n + 2 * multiplications * (n + steps * (3 * int(work.options["batch_size"]) + n)))
+    flops = task.flops * n + 2 * (tree.count(work.extras) + head) * passes
+    return {"samples": float(n), "flops": float(flops)}
+
+
+def _is_inside(work: Work) -> bool:
+    """Whether the adapter in ``extras`` says where it goes, and not just to the last layer."""
+    return any("/" in name for name in work.extras)
 
 
 @client_work("amplify", _amplify_cost, answers="extras")
 def _amplify(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
     """Lethe's phase 1: train the adapter in ``extras`` by ascent. Replies the adapter."""
     task, adapter = client.task, Adapter.from_options(work.options)
-    features = penultimate(module, task.head, data.inputs)
-    head = module.get_submodule(task.head)
-    tensors, steps, reached = ascend(adapter, head, task.loss, features, data.targets, start=work.extras, seed=seed)
-    spent = _amplify_flops(task, work, len(data), steps)
-    metrics = {"steps": float(steps), "reached": finite(reached), "flops": spent}
+    if _is_inside(work):
+        answer, inputs = inside(module, task.head), data.inputs
+    else:
+        answer, inputs = at_head(module.get_submodule(task.head)), penultimate(module, task.head, data.inputs)
+    tensors, steps, reached = ascend(adapter, answer, task.loss, inputs, data.targets, start=work.extras, seed=seed)
+    metrics = {"steps": float(steps), "reached": finite(reached), **_amplified(task, work, len(data), steps)}
     return Reply(0, client.name, tensors, metrics=metrics)
 
 

@@ -14,7 +14,8 @@ from letheon.methods.base import Method
 from letheon.methods.retrain import Retrain
 from letheon.tasks.base import Task
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Population, Target, populate
+from letheon.tasks.population import Population, populate
+from letheon.tasks.target import Target
 from letheon.training import Local
 
 
@@ -29,7 +30,7 @@ class Experiment:
         seed: of the partition, the initial weights and every random draw.
         clients: number of clients K.
         partition: who holds what.
-        request: what is to be forgotten.
+        request: what is to be forgotten; its ``also`` goes with it, in one pass.
         then: requests that follow, served one after another on the model that the one before left. Continued training
             comes after the last.
         local: a client's recipe for one round; methods may have their own.
@@ -64,20 +65,26 @@ class Experiment:
         recording = [m.name for m in (self.method, *self.compare) if type(m).training is not Method.training]
         if len(set(recording)) < len(recording):
             raise ConfigError(f"compare: two settings of {recording[0]} would record under one name; run them apart")
-        targets = [target for target in (self.request, *self.then) if target.scope != "class"]
-        corners = [target.trigger.corner for target in targets if target.trigger]
+        targets = [each for target in (self.request, *self.then) for each in target.members]
+        corners = [target.trigger.corner for target in targets if target.scope != "class" and target.trigger]
         if len(set(corners)) < len(corners):
             raise ConfigError(
-                "then: two requests paint their triggers in the same corner, and one would undo the other; give each "
+                "request: two of them paint their triggers in the same corner, and one would undo the other; give each "
                 "its own trigger.corner"
             )
 
     def _check_served(self, method: Method) -> None:
         for target in (self.request, *self.then):
-            if target.scope not in method.scopes:
+            scopes = {each.scope for each in target.members}
+            if refused := sorted(scopes - method.scopes):
                 raise MethodError(
-                    f"{method.name} does not serve requests of scope {target.scope!r}; "
+                    f"{method.name} does not serve requests of scope {refused[0]!r}; "
                     f"it serves {', '.join(sorted(method.scopes))}"
+                )
+            if len(scopes) > 1 and not method.mixes:
+                raise MethodError(
+                    f"{method.name} serves requests of one scope together, not {' and '.join(sorted(scopes))}; "
+                    "serve them one after another with `then`, or leave it out"
                 )
         if self.then and not method.repeats:
             raise MethodError(f"{method.name} serves one request only; leave it out, or leave out `then`")

@@ -18,7 +18,7 @@ from letheon import config, tree
 from letheon.errors import ConfigError
 from letheon.experiment import Experiment
 from letheon.files import write_json
-from letheon.request import free
+from letheon.request import Request, free
 from letheon.tasks.population import Population
 
 log = logging.getLogger(__name__)
@@ -141,8 +141,8 @@ def described(experiment: Experiment, population: Population) -> dict[str, Any]:
     """The population in numbers; no sample is listed."""
     classes, request = experiment.task.classes, population.request
     return {
-        "request": {"id": request.id, "scope": request.scope, "client": request.client},
-        "later": [{"id": r.id, "scope": r.scope, "client": r.client} for r in population.requests[1:]],
+        "request": _told(request),
+        "later": [_told(later) for later in population.requests[1:]],
         "forget_size": population.forget_size,
         "client_sizes": {name: len(data) for name, data in sorted(population.clients.items())},
         "retained_labels": label_counts(population, classes),
@@ -151,6 +151,13 @@ def described(experiment: Experiment, population: Population) -> dict[str, Any]:
         "parameters": tree.count(experiment.task.init(0).params),
         "notes": list(population.notes),
     }
+
+
+def _told(request: Request) -> dict[str, Any]:
+    """A request in numbers; ``also``: those served together with it."""
+    first, *also = request.members
+    told: dict[str, Any] = {"id": request.id, "scope": first.scope, "client": first.client}
+    return told | ({"also": [_told(each) for each in also]} if also else {})
 
 
 def label_counts(population: Population, classes: int) -> dict[str, list[int]]:

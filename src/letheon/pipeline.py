@@ -84,8 +84,8 @@ class Run:
         continued: by method label, the model after continued training.
         trained: the models before the request of those methods that train their own.
         later: by method label, the models after each further request.
-        known: by method label, the KR (per cent) of every request after each request and, last, after continued
-            training; of ``origin``, before the first. Empty if there is one request only.
+        known: by method label, the KR (per cent) of every request, as ``Population.views`` lists them, after each
+            request and, last, after continued training; of ``origin``, before the first. Empty with one request only.
     """
 
     experiment: Experiment
@@ -142,7 +142,7 @@ def run(
     cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
     clients = [Client(name, data, experiment.task) for name, data in sorted(population.clients.items())]
     with InProcess(clients, workers=workers) as runtime:
-        evaluates = [Evaluator(experiment.task, each, workers=workers) for each in (population, *population.later)]
+        evaluates = [Evaluator(experiment.task, each, workers=workers) for each in population.views.values()]
         try:
             life = _Life(
                 experiment,
@@ -157,7 +157,7 @@ def run(
             for evaluate in evaluates:
                 evaluate.close()
     if result.known:
-        write_sealed(folder / KNOWN, {"retention": dict(result.known)})
+        write_sealed(folder / KNOWN, {"requests": list(population.views), "retention": dict(result.known)})
     write_json(folder / "population.json", described(experiment, population))
     return result
 
@@ -199,7 +199,7 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
         {label: outcomes[f"{label}.continue"] for label in labels},
         {label: outcomes[f"{label}.train"] for label in labels if f"{label}.train" in outcomes},
         {label: tuple(outcomes[name] for name in unlearning(experiment, label)[1:]) for label in labels},
-        _read_known(folder) if experiment.then else {},
+        _read_known(folder) if len(population.views) > 1 else {},
     )
 
 
@@ -247,7 +247,7 @@ class _Life:
         for label, method in experiment.methods.items():
             start = seen_by(method, trained.get(label, origin).state)
             *unlearned[label], continued[label] = self._method(label, method, start)
-            if len(unlearned[label]) > 1:
+            if len(self._evaluates) > 1:
                 known.setdefault("origin", [self._known(origin.state)])
                 known[label] = [self._known(o.state) for o in (*unlearned[label], continued[label])]
         firsts = {label: outcomes[0] for label, outcomes in unlearned.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -30,12 +30,14 @@ class Request:
         client: the client of scope ``client``.
         label: the label of scope ``class``.
         samples: the sample ids of scope ``samples``.
+        also: requests that are served in the same pass: what is to be forgotten is the union.
     """
 
     scope: Scope
     client: str | None = None
     label: int | None = None
     samples: tuple[int, ...] = ()
+    also: tuple[Request, ...] = ()
 
     def __post_init__(self) -> None:
         if self.scope not in get_args(Scope):
@@ -44,11 +46,36 @@ class Request:
         if not needed[self.scope]:
             field = {"client": "client", "class": "label", "samples": "samples"}[self.scope]
             raise RequestError(f"request: scope {self.scope!r} needs the field {field!r}")
+        if any(each.also for each in self.also):
+            raise RequestError("request: one that is served together with others holds none itself; list them all")
+
+    @cached_property
+    def members(self) -> tuple[Request, ...]:
+        """The requests that are served in one pass, each on its own."""
+        return (replace(self, also=()), *self.also)
+
+    @property
+    def scopes(self) -> frozenset[Scope]:
+        """The scopes of its members."""
+        return frozenset(each.scope for each in self.members)
+
+    @property
+    def clients(self) -> frozenset[str]:
+        """The clients that go altogether."""
+        return frozenset(each.client for each in self.members if each.scope == "client" and each.client is not None)
+
+    @property
+    def labels(self) -> frozenset[int]:
+        """The classes that go altogether."""
+        return frozenset(each.label for each in self.members if each.scope == "class" and each.label is not None)
 
     @cached_property
     def id(self) -> str:
         """Name of the request, derived from its content: safe to send, it lists no sample."""
-        text = repr((self.scope, self.client, self.label, tuple(sorted(self.samples))))
+        if self.also:
+            text = "+".join(each.id for each in self.members)
+        else:
+            text = repr((self.scope, self.client, self.label, tuple(sorted(self.samples))))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
@@ -57,6 +84,8 @@ class Request:
 
     def mask(self, client: str, data: Data) -> Tensor:
         """``(n,)`` bool: which samples of ``client`` the request covers."""
+        if self.also:
+            return ~free(self.members, client, data)
         if self.scope == "client":
             return torch.full((len(data),), client == self.client)
         if self.scope == "class":
@@ -76,10 +105,11 @@ class Request:
 
     def check(self, clients: Mapping[str, Data]) -> None:
         """Raise ``RequestError`` if the request names nothing that exists, or leaves nothing to retain."""
-        self._check_names(clients)
+        for each in self.members:
+            each._check_names(clients)
+            if not any(bool(each.mask(name, data).any()) for name, data in clients.items()):
+                raise RequestError(f"request {each.id}: covers no sample of any client; nothing to forget")
         sizes = {name: int(self.mask(name, data).sum()) for name, data in clients.items()}
-        if sum(sizes.values()) == 0:
-            raise RequestError(f"request {self.id}: covers no sample of any client; nothing to forget")
         if sum(sizes.values()) == sum(len(data) for data in clients.values()):
             raise RequestError(
                 f"request {self.id}: covers every sample of the federation; nothing would be left to retain. "

@@ -91,10 +91,14 @@ class Results:
             n=self.n,
             attack=number(attack) if attack else None,
             ct_kr_retrain=number(self._ct_kr_retrain),
-            ct_kr_control=self._ct_kr_control if self.run.population.request.label is None else None,
+            ct_kr_control=None if self._is_class_level else self._ct_kr_control,
             mu_origin=number(self.mu(self.run.origin.points[-1])),
             mu_retrain=number(self.mu(self.run.continued[self.retrain].points[-1])),
         )
+
+    @property
+    def _is_class_level(self) -> bool:
+        return self.run.population.request.scopes == {"class"}
 
     @cached_property
     def _ct_kr_control(self) -> float | None:
@@ -109,7 +113,7 @@ class Results:
         A class of which nothing is left in training is forgotten by training alone, always: at class level that makes
         no run void, but it has to be said.
         """
-        if self.run.population.request.label is None or self._ct_kr_control is None:
+        if not self._is_class_level or self._ct_kr_control is None:
             return None
         return control_suffices(self._ct_kr_control, number(self._ct_kr_retrain), self.n)
 
@@ -173,7 +177,7 @@ class Results:
             "method": label,
             "seed": experiment.seed,
             "run": experiment.digest,
-            "scope": experiment.request.scope,
+            "scope": "+".join(each.scope for each in experiment.request.members),
             "n_forget": self.n,
             "n_test": sum(self._test_counts),
         }

@@ -143,3 +143,19 @@ def test_seeds_follow_each_other(tmp_path: Path, command: Command) -> None:
     assert [run["seed"] for run in found["runs"]] == [5, 6]
     assert {e["runs"] for e in found["entries"]} == {2}
     assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_a_row_at_class_level_is_a_mean_over_classes(tmp_path: Path, command: Command) -> None:
+    sets = ("task=digits", "clients=4", "train_rounds=2", "continue_rounds=1", "compare=[]", "method=not")
+    given = [word for setting in (*sets, "method.rounds=1") for word in ("--set", setting)]
+    row = ["reproduce", "lethe-table4", "--row", "resnet18", "--out", str(tmp_path), "--workers", "1"]
+    code, said, err = command(*row, *given, "--json")
+    assert code == 0, err
+    assert "lethe-table4, row resnet18: seed 0, class 9, run folder" in err
+    (found,) = json.loads(said)
+    assert [run["label"] for run in found["runs"]] == [0, 4, 9]
+    rows = [json.loads((folder / "results.json").read_text()) for folder in (tmp_path / "runs").iterdir()]
+    mean = sum(line["u_kr"] for row in rows for line in row if line["method"] == "not") / 3
+    (entry,) = (e for e in found["entries"] if (e["method"], e["column"]) == ("not", "U-KR"))
+    assert entry["measured"] == pytest.approx(mean)
+    assert "Seeds: 0; classes: 0, 4, 9" in (tmp_path / "lethe-table4-resnet18-small.md").read_text()

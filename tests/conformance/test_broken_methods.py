@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import broken_methods as broken
+import broken_several as several
 import pytest
 
 from letheon.errors import MethodError
@@ -40,13 +41,23 @@ CAUGHT: list[tuple[type[Method], str, str]] = [
     (broken.Widens, "shapes", r"expected \(32, 64\) torch\.float32"),
     (broken.TiltsTraining, "training", "changes the model's params"),
     (broken.NeedsMovement, "plan", "nobody moved"),
+    (several.ResolvesItself, "second-parts", "works again on data that the first request covered"),
+    (several.ByArrivalAgain, "second-order", "order in which replies arrive"),
+    (several.AttributeAgain, "second-resume", "differ from an unbroken one"),
+    (several.NamesRetained, "second-kept", "names the forgotten client 'south'"),
+    (several.KeepsRetained, "second-kept", "memory 'longest' is what south sent"),
+    (several.FirstMember, "together-members", "a class and a class request served together depend on which is named"),
+    (several.FirstHolder, "together-order", "order in which replies arrive"),
+    (several.ErasesOne, "together-kept", "names the forgotten client 'south'"),
 ]
 
 
 @pytest.mark.parametrize(("method", "check", "word"), CAUGHT, ids=[f"{m.__name__}-{check}" for m, check, _ in CAUGHT])
 def test_a_broken_method_is_caught_by_the_check_made_for_it(method: type[Method], check: str, word: str) -> None:
+    # A client that is gone is never asked again, and a request for a client names no label.
+    scope: Scope = "class" if check in ("second-parts", "together-members") else "client"
     with pytest.raises(AssertionError, match=word):
-        check_method(method(), "client", check)
+        check_method(method(), scope, check)
 
 
 @pytest.mark.parametrize("scope", ["class", "samples"])
@@ -65,6 +76,43 @@ def test_the_scope_check_catches_an_experiment_that_takes_any_method(monkeypatch
     monkeypatch.setattr(Experiment, "__post_init__", lambda self: None)
     with pytest.raises(AssertionError, match="does not claim scope 'class', yet an experiment takes it"):
         check_method(broken.ClientOnly(), "client", "scope")
+
+
+ALONE = {
+    several.ByArrivalAgain: ("client-order", "same-twice"),
+    several.AttributeAgain: ("resume", "client-order"),
+    several.NamesRetained: ("nothing-kept",),
+    several.KeepsRetained: ("nothing-kept",),
+    several.ResolvesItself: ("parts", "client-order", "resume", "nothing-kept"),
+    several.FirstMember: ("parts", "client-order", "second-parts"),
+    several.FirstHolder: ("client-order", "second-order", "together-members"),
+    several.ErasesOne: ("nothing-kept", "second-kept"),
+}
+
+
+@pytest.mark.parametrize(("method", "check"), [(m, check) for m, checks in ALONE.items() for check in checks])
+def test_what_is_broken_with_several_requests_passes_the_checks_of_one(method: type[Method], check: str) -> None:
+    assert check_method(method(), "client", check) == ""
+
+
+def test_a_method_that_serves_one_request_owes_no_check_of_a_second() -> None:
+    assert not any(check.startswith("second-") for _, _, check in method_checks(["fedau-in-training"]))
+    assert check_method(several.Once(), "client", "scope") == ""
+    with pytest.raises(MethodError, match="serves one request only"):
+        check_method(several.Once(), "client", "second-order")
+
+
+def test_the_scope_check_catches_an_experiment_that_asks_twice_who_serves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_only(experiment: Experiment) -> None:
+        for target in (experiment.request, *experiment.then):
+            if target.scope not in experiment.method.scopes:
+                raise MethodError("scope")
+
+    monkeypatch.setattr(Experiment, "__post_init__", first_only)
+    with pytest.raises(AssertionError, match="serves one request only, yet an experiment takes a second one"):
+        check_method(several.Once(), "client", "scope")
+    with pytest.raises(AssertionError, match="mixes no scopes, yet an experiment takes client with class"):
+        check_method(several.MixesNone(), "client", "scope")
 
 
 @pytest.mark.parametrize("check", sorted(set(CHECKS) - STATISTICAL))

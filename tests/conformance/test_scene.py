@@ -11,8 +11,8 @@ from letheon import tree
 from letheon.methods.fine_tuning import FineTuning
 from letheon.middleware import Excluding
 from letheon.phase import State
-from letheon.request import Scope
-from letheon.testing.scene import FORGOTTEN, RETAINED, Backwards, Tap, Watch, small
+from letheon.request import Scope, free
+from letheon.testing.scene import FORGOTTEN, RETAINED, Backwards, Tap, Watch, digest, second, small
 from letheon.work import Work
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -36,6 +36,32 @@ def test_at_client_level_one_client_goes_and_otherwise_several_hold_what_goes() 
     assert holders["client"] == [FORGOTTEN]
     assert len(holders["class"]) > 1
     assert len(holders["samples"]) > 1
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_second_request_comes_after_the_first_and_leaves_enough(scope: Scope) -> None:
+    scene = second(scope)
+    first, then = scene.requests
+    assert scene.before is small(scope, norm=True)
+    covered = {name: then.covers(name, data, [first]) for name, data in scene.clients.items()}
+    left = {name: free(scene.requests, name, data) for name, data in scene.clients.items()}
+    for masks in (covered, left):
+        sizes = [int(mask.sum()) for mask in masks.values()]
+        assert any(sizes)
+        assert all(size == 0 or size >= 2 for size in sizes)
+    assert int(left[RETAINED].sum()) >= 2
+    again = sum(int((then.mask(name, data) & first.mask(name, data)).sum()) for name, data in scene.clients.items())
+    assert (again > 0) == (scope == "samples")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_second_request_starts_from_what_the_first_one_left(scope: Scope) -> None:
+    method = FineTuning(rounds=1)
+    left, start = small(scope, norm=True).reference(method).end, second(scope).start(method)
+    assert digest(start) == digest(left)
+    (calls,) = second(scope).reference(method).calls
+    held = {name: int(free(second(scope).requests, name, data).sum()) for name, data in second(scope).clients.items()}
+    assert {reply.client: int(reply.weight) for reply in calls[1]} == {name: n for name, n in held.items() if n}
 
 
 def test_replies_come_in_the_order_of_names_however_the_clients_are_listed() -> None:

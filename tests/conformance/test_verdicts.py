@@ -14,7 +14,7 @@ from letheon.pipeline import run
 from letheon.request import Scope
 from letheon.results import Results
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

@@ -20,7 +20,7 @@ from letheon.methods.lethe import Lethe
 from letheon.pipeline import Run
 from letheon.results import Results
 from letheon.stage import Outcome
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

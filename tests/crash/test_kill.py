@@ -19,7 +19,7 @@ from letheon.curve import Point
 from letheon.experiment import Experiment
 from letheon.methods.fine_tuning import FineTuning
 from letheon.pipeline import Run
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.vision import Digits
 
 Findings = dict[str, Any]

@@ -19,7 +19,7 @@ from letheon.metrics.verdict import GENERALISES, LEARNT, RESURFACING_LIMIT, UNKN
 from letheon.results import Results
 from letheon.stream.experiment import Stream
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

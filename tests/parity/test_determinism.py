@@ -24,7 +24,8 @@ from letheon.middleware import DryRun, Excluding, Metered
 from letheon.phase import Observer, State, drive
 from letheon.pipeline import Run
 from letheon.runtimes.inprocess import InProcess
-from letheon.tasks.population import Population, Target, populate
+from letheon.tasks.population import Population, populate
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

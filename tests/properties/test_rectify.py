@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from letheon.errors import ConfigError
 from letheon.methods.lethe import Lethe
 from letheon.methods.rectify import TINY, Alignment, Gamma, align, rectify
 from letheon.tasks.vision import Digits
@@ -26,6 +27,7 @@ NUMBERS = st.floats(-1e3, 1e3, width=32)  # what float32 can hold; the sums are 
 BETAS = st.floats(0.0, 1.0)
 ADMISSIBLE = st.one_of(
     st.builds(lambda beta: Gamma("auto", beta=beta), BETAS),
+    st.builds(lambda beta, cap: Gamma("auto", beta=beta, cap=cap), BETAS, st.floats(1e-3, 1e3)),
     st.builds(lambda value: Gamma("clipped", value=value), st.floats(0.0, 1e6)),
 )
 
@@ -239,11 +241,12 @@ def test_a_module_is_one_layer_and_its_tensors_share_a_branch() -> None:
     assert {n: t.tolist() for n, t in together.items()} == {"a.weight": [0.0], "a.bias": [1.5]}
 
 
-@pytest.mark.parametrize("layer", ["tensor", "module"])
-def test_the_layers_are_a_partition_of_the_parameters_and_no_buffer_is_in_one(layer: str) -> None:
+@pytest.mark.parametrize("layer", ["tensor", "module", "block", "global"])
+@pytest.mark.parametrize("norm", ["rectify", "retain"])
+def test_the_layers_are_a_partition_of_the_parameters_and_no_buffer_is_in_one(layer: str, norm: str) -> None:
     task = Digits(norm=True)
     start = task.init(0)
-    groups = Lethe(layer=layer).layers(start, task)  # type: ignore[arg-type]
+    groups = Lethe(layer=layer, norm=norm).layers(start, task)  # type: ignore[arg-type]
     names = [name for group in groups.values() for name in group]
     assert sorted(names) == sorted(start.params)
     assert len(names) == len(set(names))
@@ -255,3 +258,20 @@ def test_beta_moves_gamma_through_the_interval() -> None:
     gammas = [one([2.0, 1.0], [1.0, 0.0], Gamma("auto", beta=b))[1].gamma for b in (0.0, 0.1, 0.5, 1.0)]
     assert gammas == pytest.approx([2.0, 2.05, 2.25, 2.5])
     assert all(a < b for a, b in pairwise(gammas))
+
+
+@given(st.floats(0.0, 1e6), st.floats(0.0, 1e6), BETAS, st.floats(1e-3, 1e3))
+def test_a_cap_lowers_gamma_and_never_below_the_interval(a: float, b: float, beta: float, cap: float) -> None:
+    lower, upper = sorted((a, b))
+    free, capped = Gamma(beta=beta).choose(lower, upper), Gamma(beta=beta, cap=cap).choose(lower, upper)
+    assert min(free, lower) <= capped <= free
+    assert capped <= max(lower, cap)
+    assert capped == free or free > cap
+
+
+def test_a_cap_is_for_gamma_in_its_interval() -> None:
+    assert Gamma(beta=1.0, cap=1.0).choose(0.1, 40.0) == 1.0
+    assert Gamma(beta=0.1, cap=1.0).choose(3.0, 40.0) == 3.0
+    for kind, cap in (("auto", 0.0), ("constant", 1.0), ("clipped", 1.0)):
+        with pytest.raises(ConfigError, match=r"gamma\.cap"):
+            Gamma(kind, cap=cap)  # type: ignore[arg-type]

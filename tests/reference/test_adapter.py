@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from letheon import tree
-from letheon.adapter import DOWN, DOWN_BIAS, UP, UP_BIAS, Adapter, adapt, ascend, attached, penultimate
+from letheon.adapter import DOWN, DOWN_BIAS, UP, UP_BIAS, Adapter, adapt, ascend, at_head, attached, penultimate
 from letheon.methods.lethe import AMPLIFIED, Lethe
 from letheon.phase import LOG, State, drive, seed_of
 from letheon.tasks.vision import MNIST5k
@@ -57,7 +57,7 @@ def test_ascent_follows_the_gradient_written_out_by_hand(clip: float | None) -> 
     head, features, targets = problem()
     adapter = replace(FREE, clip=clip)
     start = adapter.init(6, seed=2)
-    found, steps, reached = ascend(adapter, head, F.cross_entropy, features, targets, start=start, seed=8)
+    found, steps, reached = ascend(adapter, at_head(head), F.cross_entropy, features, targets, start=start, seed=8)
     wanted = by_hand(adapter, head, features, targets, start)
     assert steps == 7
     for name, tensor in found.items():
@@ -75,12 +75,11 @@ def test_ascent_raises_the_loss_and_stops_at_the_cap() -> None:
         before = float(F.cross_entropy(head(features), targets))
     cap = before + 0.5
     capped = replace(FREE, cap=cap, steps=500)
-    _, steps, reached = ascend(capped, head, F.cross_entropy, features, targets, start=start, seed=8)
+    _, steps, reached = ascend(capped, at_head(head), F.cross_entropy, features, targets, start=start, seed=8)
     assert 0 < steps < 500
     assert reached >= cap
-    _, _, sooner = ascend(
-        replace(capped, steps=steps - 1), head, F.cross_entropy, features, targets, start=start, seed=8
-    )
+    sooner_capped = replace(capped, steps=steps - 1)
+    _, _, sooner = ascend(sooner_capped, at_head(head), F.cross_entropy, features, targets, start=start, seed=8)
     assert before < sooner < cap
 
 
@@ -88,7 +87,7 @@ def test_a_loss_above_the_cap_needs_no_step() -> None:
     head, features, targets = problem()
     start = FREE.init(6, seed=2)
     adapter = replace(FREE, cap=1e-3)
-    found, steps, _ = ascend(adapter, head, F.cross_entropy, features, targets, start=start, seed=8)
+    found, steps, _ = ascend(adapter, at_head(head), F.cross_entropy, features, targets, start=start, seed=8)
     assert steps == 0
     assert tree.digest(found) == tree.digest(start)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from letheon.adapter import Adapter, adapt, ascend, attached, penultimate
+from letheon.adapter import Adapter, adapt, ascend, at_head, attached, penultimate
 from letheon.errors import ConfigError
 from letheon.models.mlp import MLP
 
@@ -34,7 +34,7 @@ TARGETS = torch.arange(N) % 10
 def raised(adapter: Adapter, module: MLP, inputs: torch.Tensor, seed: int = 0) -> tuple[dict[str, Any], int, float]:
     features = penultimate(module, "head", inputs)
     start = adapter.init(features.shape[1], 0)
-    return ascend(adapter, module.head, F.cross_entropy, features, TARGETS, start=start, seed=seed)
+    return ascend(adapter, at_head(module.head), F.cross_entropy, features, TARGETS, start=start, seed=seed)
 
 
 def loss_of(module: MLP, inputs: torch.Tensor, tensors: dict[str, torch.Tensor]) -> float:
@@ -87,7 +87,7 @@ def test_ascent_touches_neither_the_backbone_nor_its_start(module: MLP, inputs: 
     before = [p.clone() for p in module.parameters()]
     features, start = penultimate(module, "head", inputs), Adapter().init(32, 0)
     copy = {k: v.clone() for k, v in start.items()}
-    ascend(Adapter(cap=None), module.head, F.cross_entropy, features, TARGETS, start=start, seed=0)
+    ascend(Adapter(cap=None), at_head(module.head), F.cross_entropy, features, TARGETS, start=start, seed=0)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
     assert all(torch.equal(start[k], copy[k]) for k in start)
 
@@ -126,7 +126,6 @@ def test_a_small_batch_ascends_even_with_a_last_batch_of_one() -> None:
     head = nn.Linear(4, 10)
     features = torch.randn(33, 4)
     start = Adapter(rank=2).init(4, 0)
-    _, steps, _ = ascend(
-        Adapter(rank=2, cap=None, steps=4), head, F.cross_entropy, features, torch.arange(33) % 10, start=start, seed=0
-    )
+    adapter, targets = Adapter(rank=2, cap=None, steps=4), torch.arange(33) % 10
+    _, steps, _ = ascend(adapter, at_head(head), F.cross_entropy, features, targets, start=start, seed=0)
     assert steps == 4

@@ -23,7 +23,7 @@ from letheon.report.html import write_artefacts
 from letheon.report.model import stages
 from letheon.results import Results
 from letheon.runtimes.inprocess import InProcess
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

@@ -24,7 +24,8 @@ from letheon.models.resnet import ResNet18Shape
 from letheon.tasks.base import Task
 from letheon.tasks.cifar import CIFAR10, MEAN, STD
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Target, populate
+from letheon.tasks.population import populate
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 
 Write = Callable[..., None]

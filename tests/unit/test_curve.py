@@ -13,7 +13,8 @@ from letheon.data import Data
 from letheon.phase import State
 from letheon.request import Request
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Population, Target, populate
+from letheon.tasks.population import Population, populate
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 

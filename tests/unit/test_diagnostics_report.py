@@ -20,7 +20,7 @@ from letheon.report.diagnostics import Diagnostics, as_text, diagnostics_of, gri
 from letheon.report.html import html, write_report
 from letheon.report.model import report_of
 from letheon.report.words import DOES_NOT_SHOW
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

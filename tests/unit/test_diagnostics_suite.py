@@ -24,7 +24,7 @@ from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.noise import Noise
 from letheon.pipeline import Run, run
 from letheon.request import Request
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

@@ -16,7 +16,7 @@ from letheon.methods.lethe import Lethe
 from letheon.methods.puf import PUF
 from letheon.methods.retrain import Retrain
 from letheon.request import Scope
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.vision import Digits
 from letheon.training import Local
 

@@ -14,7 +14,8 @@ from letheon.experiment import Experiment
 from letheon.folder import EXPERIMENT, claim, data_digest, stages, versions
 from letheon.methods.fine_tuning import FineTuning
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Target, populate
+from letheon.tasks.population import populate
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 

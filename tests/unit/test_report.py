@@ -33,7 +33,7 @@ from letheon.report.model import Report, report_of
 from letheon.report.words import DOES_NOT_SHOW
 from letheon.results import Results
 from letheon.stage import Outcome
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

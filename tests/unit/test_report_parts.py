@@ -21,7 +21,7 @@ from letheon.report.model import Report, report_of
 from letheon.report.toml import as_toml
 from letheon.report.words import amount, shortened, size, stretches
 from letheon.results import Results
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

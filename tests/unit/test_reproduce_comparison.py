@@ -51,6 +51,18 @@ def test_values_are_means_and_ranges_over_runs() -> None:
     assert [run.seed for run in found.runs] == [0, 1]
 
 
+def test_runs_of_several_classes_are_averaged_and_named() -> None:
+    runs = [replace(one(seed), label=label) for seed in (0, 1) for label in (0, 4)]
+    runs[3] = replace(runs[3], void="the trigger was not learnt")
+    found = comparison(*runs, name="lethe-table4", row="resnet18")
+    assert [(run.seed, run.label) for run in found.runs] == [(0, 0), (0, 4), (1, 0), (1, 4)]
+    page = as_markdown(found)
+    assert "Seeds: 0, 1; classes: 0, 4; measured values are mean" in page
+    assert "(seed 1, class 4) ranks no method" in page
+    (entry,) = (e for e in found.entries if (e.method, e.column) == ("lethe", "U-KR"))
+    assert entry.runs == 3
+
+
 def test_one_run_has_no_range() -> None:
     (entry,) = (e for e in comparison(one()).entries if (e.method, e.column) == ("lethe", "MU"))
     assert (entry.measured, entry.low, entry.high) == (96.75, None, None)
@@ -200,5 +212,5 @@ def test_what_is_kept_is_the_markdown_and_all_of_the_data(tmp_path: Path) -> Non
     assert path.read_text() == as_markdown(comparison(one()))
     data = json.loads(path.with_suffix(".json").read_text())
     assert data["orders"]["RR"]["status"] == "agrees"
-    assert data["runs"] == [{"seed": 0, "digest": "run0", "void": ""}]
+    assert data["runs"] == [{"seed": 0, "digest": "run0", "void": "", "label": None}]
     assert len(data["entries"]) == 8 * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from letheon.experiment import Experiment
 from letheon.reproduce import targets as targets_module
 from letheon.reproduce.published import published
 from letheon.reproduce.quantities import QUANTITIES
-from letheon.reproduce.running import experiment_of, run_folder
+from letheon.reproduce.running import experiment_of, experiments_of, run_folder
 from letheon.reproduce.targets import Scale, chosen_rows, recipe, target, targets
 
 NAMES = sorted({experiment for found in targets().values() for experiment in found.rows.values()})
@@ -138,6 +139,35 @@ def test_what_is_set_by_hand_goes_on_top_and_decides_the_folder() -> None:
     assert (changed.clients, changed.seed, changed.title) == (4, 7, "client-lenet5, small scale")
     assert run_folder(Path("o"), changed).as_posix().startswith("o/runs/mnist5k-client-seed7-")
     assert run_folder(Path("o"), changed) != run_folder(Path("o"), plain)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_row_at_class_level_runs_for_each_class_and_seed(scale: Scale) -> None:
+    row = recipe("class-resnet18", scale)
+    first = experiment_of(target("lethe-table4"), "resnet18", scale, recipe=row, sets=())
+    runs = experiments_of(first, row, seeds=2, sets=("clients=5",))
+    assert [(run.seed, run.request.label) for run in runs] == [(s, c) for s in (0, 1) for c in (0, 4, 9)]
+    assert len({run_folder(Path("o"), run) for run in runs}) == 6
+
+
+def test_a_class_set_by_hand_goes_alone() -> None:
+    row, sets = recipe("class-resnet18", "small"), ("request.label=3",)
+    first = experiment_of(target("lethe-table4"), "resnet18", "small", recipe=row, sets=sets)
+    assert [run.request.label for run in experiments_of(first, row, seeds=1, sets=sets)] == [3]
+
+
+def test_a_row_without_classes_runs_once_for_each_seed() -> None:
+    row = recipe("client-lenet5", "small")
+    first = experiment_of(target("lethe-table3"), "lenet5", "small", recipe=row, sets=())
+    runs = experiments_of(first, row, seeds=3, sets=())
+    assert [replace(run, seed=0) for run in runs] == [first] * 3
+    assert [run.seed for run in runs] == [0, 1, 2]
+
+
+def test_what_a_setting_inherits_includes_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = targets_module.Setting(like="class-resnet18")
+    monkeypatch.setitem(targets_module._content()["experiments"], "mine", {"small": own})
+    assert recipe("mine", "small").labels == (0, 4, 9)
 
 
 def test_targets_with_the_same_experiment_share_its_folder() -> None:

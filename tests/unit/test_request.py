@@ -88,3 +88,9 @@ def test_an_unknown_scope_is_refused() -> None:
 def test_label_0_and_sample_0_can_be_forgotten() -> None:
     assert Request("class", label=0).mask("a", CLIENTS["a"]).tolist() == [True, False, False]
     assert Request("samples", samples=(0,)).mask("a", CLIENTS["a"]).tolist() == [True, False, False]
+
+
+def test_each_of_several_served_together_must_cover_something() -> None:
+    CLASS.check(CLIENTS)
+    with pytest.raises(RequestError, match="covers no sample of any client"):
+        Request("class", label=1, also=(Request("client", client="empty"),)).check(CLIENTS)

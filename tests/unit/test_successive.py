@@ -23,7 +23,7 @@ from letheon.plan import plan
 from letheon.report.model import stages
 from letheon.report.requests import as_text, known
 from letheon.results import Results, total
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Corner, Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local
@@ -106,7 +106,8 @@ def test_a_finished_run_is_loaded_and_resumed_with_its_matrix(run: Run) -> None:
 def test_the_report_shows_the_matrix_with_intervals(run: Run) -> None:
     rows = known(run)
     assert [row.after for row in rows[:5]] == ["training", "request 1", "request 2", "request 3", "continued training"]
-    assert all("[" in cell for row in rows for cell in row.retention)
+    assert all("[" in cell for row in rows for cell in row.retention.values())
+    assert [list(row.retention) for row in rows] == [["1", "2", "3"]] * len(rows)
     assert as_text(rows).row_count == len(rows) == 13
     assert list(stages(run))[1:5] == ["retrain.unlearn", "retrain.unlearn2", "retrain.unlearn3", "retrain.continue"]
 

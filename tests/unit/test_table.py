@@ -17,7 +17,7 @@ from letheon.methods.lethe import Lethe
 from letheon.pipeline import run
 from letheon.report.model import settings
 from letheon.report.table import as_csv, as_markdown, as_text, compare_rows, sheet, summary
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.training import Local

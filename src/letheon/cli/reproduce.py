@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,7 +35,7 @@ Size = Annotated[
     Literal["small", "paper"],
     typer.Option("--scale", help="small: stand-ins for two cores; paper: the paper's data, model and sizes."),
 ]
-Seeds = Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs with so many seeds, from the first on.")]
+Seeds = Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="So many seeds, from the first on.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where run folders and results go.")]
 
 
@@ -97,11 +97,12 @@ class _Job:
     def row(self, row: str, *, shown: bool) -> Comparison:
         """Run a row with every seed, compare, write what came out, and show it."""
         from letheon.reproduce.comparison import compared
-        from letheon.reproduce.running import experiment_of, keep
+        from letheon.reproduce.running import experiment_of, experiments_of, keep
 
         found = recipe(self.target.rows[row], self.scale)
         first = experiment_of(self.target, row, self.scale, recipe=found, sets=self.sets)
-        measured = [self._run(replace(first, seed=first.seed + i), row) for i in range(self.seeds)]
+        experiments = experiments_of(first, found, seeds=self.seeds, sets=self.sets)
+        measured = [self._run(experiment, row) for experiment in experiments]
         comparison = compared(self.target, row, self.scale, recipe=found, changes=self.sets, found=measured)
         path = keep(comparison, self.out)
         if shown:
@@ -116,7 +117,9 @@ class _Job:
 
         console, folder = stderr(), run_folder(self.out, experiment)
         if not self.quiet:
-            say(console, f"{self.target.id}, row {row}: seed {experiment.seed}, run folder {folder}")
+            request = experiment.request
+            which = f"seed {experiment.seed}" + (f", class {request.label}" if request.scope == "class" else "")
+            say(console, f"{self.target.id}, row {row}: {which}, run folder {folder}")
         stages = [(name, {phase.name: phase.rounds for phase in phases}) for name, phases in stages_of(experiment)]
         with following(console, Position(stages), self.stop, quiet=self.quiet) as listener:
             done = pipeline.run(experiment, folder, resume=self.resume, workers=self.workers, listener=listener)
@@ -146,6 +149,7 @@ def _listed() -> list[dict[str, Any]]:
                     "methods": methods,
                     "absent": dict(made.absent),
                     "needs": list(made.needs),
+                    "classes": list(made.labels),
                     "departures": list(made.departures),
                 }
             rows.append(line)

@@ -99,9 +99,15 @@ def material(population: Population, *, samples: int) -> Material:
         retained=thinned(retained, samples),
         test=thinned(kept, samples),
         strangers=strangers,
-        clean=test.inputs[torch.isin(test.ids, shown.ids)] if shown is not None else None,
+        clean=_with_ids(test, shown.ids).inputs if shown is not None else None,
         triggered=shown.inputs if shown is not None else None,
     )
+
+
+def _with_ids(data: Data, ids: Tensor) -> Data:
+    """The samples with these ids, in their order; ids may repeat."""
+    order = data.ids.argsort()
+    return data.take(order[torch.searchsorted(data.ids[order], ids)])
 
 
 def thinned(data: Data, most: int) -> Data:

@@ -27,6 +27,7 @@ class Method(ABC):
         scopes: levels of request that it serves.
         needs: what it needs of the training run: ``history``, ``per-client``. Refused before any work if absent.
         repeats: whether it can serve a second request on the model that it left; refused before any work if not.
+        mixes: whether requests of different scopes can be served together, in one pass; refused before any work if not.
         presets: named sets of field values.
         known_failures: conformance checks that the method cannot pass, each with the reason.
     """
@@ -35,6 +36,7 @@ class Method(ABC):
     scopes: ClassVar[frozenset[Scope]] = ALL_SCOPES
     needs: ClassVar[frozenset[str]] = frozenset()
     repeats: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     known_failures: ClassVar[Mapping[str, str]] = {}
 
@@ -50,7 +52,12 @@ class Method(ABC):
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
         """Fill in from the experiment what the method's own table left open."""
-        return self if self.local is not None else replace(self, local=local)  # type: ignore[type-var]
+        return self.filled({"local": local})
+
+    def filled(self, values: Mapping[str, Any]) -> Self:
+        """A copy in which fields that are None take these values."""
+        left = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return replace(self, **left)  # type: ignore[type-var]
 
     def origin(self, task: Task, local: Local, rounds: int) -> Sequence[Phase]:
         """The phases of a training run of the method's own, from fresh weights and on all data.

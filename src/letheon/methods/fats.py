@@ -128,12 +128,7 @@ class FATS(Method):
                 raise ConfigError(f"fats.{name}: must be at least 1, got {value}")
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return replace(
-            self,
-            local=self.local or local,
-            rounds=train_rounds if self.rounds is None else self.rounds,
-            seed=seed if self.seed is None else self.seed,
-        )
+        return self.filled({"local": local, "rounds": train_rounds, "seed": seed})
 
     @property
     def recipe(self) -> Local:

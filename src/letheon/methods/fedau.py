@@ -72,14 +72,14 @@ def _cost(task: Task, work: Work, n: int) -> dict[str, float]:
 def _auxiliary(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
     """Train the head in ``extras`` on the frozen features of ``params``. Replies the head.
 
-    Labels: wrong ones; if the request is for a class, the class itself, which is what every sample carries.
+    Labels: wrong ones; if the request is for classes, the class itself, which is what every sample carries.
     """
     task, head = client.task, module.get_submodule(client.task.head)
     own = dict(head.named_parameters(prefix=task.head))
     if own.keys() != work.extras.keys():
         raise MethodError(f"fedau: the last layer is {sorted(own)}, but was sent as {sorted(work.extras)}")
     request = client.requests.get(work.request)
-    whole_class = request is not None and request.scope == "class"
+    whole_class = request is not None and request.scopes == {"class"}
     labels = data.targets if whole_class else wrong_labels(data, task.classes, seed=int(work.options["labels"]))
     features = penultimate(module, task.head, data.inputs)
     with torch.no_grad():
@@ -112,6 +112,7 @@ class FedAU(Method):
     """
 
     name: ClassVar[str] = "fedau"
+    mixes: ClassVar[bool] = False  # a class is subtracted, all else is blended in
 
     alpha: float = 0.9
     factor: float = 0.5
@@ -127,7 +128,7 @@ class FedAU(Method):
             raise ConfigError("fedau: factor must be positive and rounds at least 1")
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return replace(self, local=self.local or local, label_seed=seed if self.label_seed is None else self.label_seed)
+        return self.filled({"local": local, "label_seed": seed})
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         def auxiliary(federation: Federation, state: State, t: int) -> State:
@@ -194,7 +195,7 @@ class FedAUInTraining(Method):
             raise ConfigError(f"{self.name}.carry: must lie in [0, 1), got {self.carry}")
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return replace(self, local=self.local or local, label_seed=seed if self.label_seed is None else self.label_seed)
+        return self.filled({"local": local, "label_seed": seed})
 
     def training(self, step: Step) -> Step:
         """The round itself goes first, and so gets the seed that it has without recording."""

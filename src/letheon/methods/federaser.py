@@ -132,12 +132,7 @@ class FedEraser(Method):
             raise ConfigError(f"federaser.rounds: must be at least 1, got {self.rounds}")
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return replace(
-            self,
-            local=self.local or local,
-            rounds=max(1, train_rounds // self.interval) if self.rounds is None else self.rounds,
-            init_seed=seed if self.init_seed is None else self.init_seed,
-        )
+        return self.filled({"local": local, "rounds": max(1, train_rounds // self.interval), "init_seed": seed})
 
     @property
     def kept(self) -> range:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +19,7 @@ from letheon.request import Part
 from letheon.tasks.base import Task
 from letheon.training import Local
 from letheon.tree import Params
-from letheon.work import Federation, Work, average, averages
+from letheon.work import Federation, Work, average, averages, separate
 
 ALIGNMENT = "alignment"
 """Log: a row for each layer, columns ``rectify.COLUMNS``."""
@@ -27,7 +28,7 @@ AMPLIFIED = "amplified"
 PROBE = "probe"
 """Log: accuracy on the data to forget after the rectification and after the trial round."""
 BASELINE = "baseline"
-
+PACE = "pace"
 
 MOST = 6
 """Rectification rounds of ``rounds = "probe"`` at most."""
@@ -109,9 +110,14 @@ class Lethe(Method):
             retained data is tried and thrown away; if it brings back more than two points of accuracy on the data to
             forget, rectification goes on.
         restore_rounds: R, FedAvg rounds afterwards.
-        layer: what a layer of Eq. (9) is: a ``tensor`` (weight and bias apart) or a ``module``.
+        layer: what a layer of Eq. (9) is: a ``tensor`` (weight and bias apart), a ``module``, a ``block`` (what the
+            model itself is made of: all parameters under one of its own parts) or ``global``, the whole model.
         norm: whether scales and shifts of normalisation layers are rectified like all parameters, or take the
             ``retain`` update as it is. Running statistics are never rectified.
+        buffers: where running statistics stay in phase 2: None, with the retain stream; ``origin``, where they were
+            before. In phase 3 they follow the retained clients.
+        forget_steps: local steps of the forget stream in a round. None: as the recipe has it, so that a request for
+            few samples has a short stream; ``median``: as many as the median retained client takes.
         search: how long the rectified step is; None: as long as Eq. (10) makes it.
         literal: keep Eq. (10) as printed where a layer's forget update is zero.
         local: local recipe of both streams and of phase 3; None: the experiment's.
@@ -132,19 +138,25 @@ class Lethe(Method):
     adapter: Adapter | None = Adapter()
     rounds: int | Literal["probe"] = 4
     restore_rounds: int = 4
-    layer: Literal["tensor", "module"] = "tensor"
+    layer: Literal["tensor", "module", "block", "global"] = "tensor"
     norm: Literal["rectify", "retain"] = "rectify"
     search: Search | None = Search()
     literal: bool = False
+    buffers: Literal["origin"] | None = None
+    forget_steps: int | Literal["median"] | None = None
     local: Local | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.forget_steps, int) and self.forget_steps < 1:
+            raise ConfigError(f"lethe.forget_steps: must be at least 1, got {self.forget_steps}")
         if (self.rounds != "probe" and self.rounds < 1) or self.restore_rounds < 0:
             raise ConfigError("lethe: rounds must be at least 1 and restore_rounds at least 0")
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         layers = self.layers(start, task)
-        kept = task.norms if self.norm == "retain" else frozenset()
+        kept = self.kept(task)
+        if self.adapter:
+            self.adapter.widths(start.params, task.head)  # refuses places that there are not
 
         def amplify(federation: Federation, state: State, t: int) -> State:
             return self.amplify(federation, state, task.head)
@@ -165,13 +177,24 @@ class Lethe(Method):
 
     def layers(self, start: State, task: Task) -> Mapping[str, Sequence[str]]:
         """The groups of Eq. (9), in the order of the alignment log."""
-        return {name: (name,) for name in start.params} if self.layer == "tensor" else task.layers
+        if self.layer == "tensor":
+            return {name: (name,) for name in start.params}
+        if self.layer == "module":
+            return task.layers
+        groups: dict[str, list[str]] = {}
+        for name in start.params:
+            block = name.partition(".")[0] if self.layer == "block" else "all"
+            groups.setdefault("norms" if name in self.kept(task) else block, []).append(name)
+        return groups
+
+    def kept(self, task: Task) -> Set[str]:
+        """The parameters that are not rectified."""
+        return task.norms if self.norm == "retain" else frozenset()
 
     def amplify(self, federation: Federation, state: State, head: str) -> State:
         """Phase 1 (Eq. 6): the holders of the data to forget train the adapter; several are averaged."""
         assert self.adapter is not None
-        features = state.params[f"{head}.weight"].shape[1]
-        start = self.adapter.init(features, seed_of(tree.digest(state.params)))
+        start = self.adapter.start(state.params, head, seed_of(tree.digest(state.params)))
         work = Work("amplify", state.params, state.buffers, "forget", options=self.adapter.options(), extras=start)
         mean = average(federation.run(work))
         reached = torch.tensor([mean.metrics.get("steps", 0.0), mean.metrics.get("reached", 0.0)], dtype=torch.float64)
@@ -182,20 +205,35 @@ class Lethe(Method):
     ) -> State:
         """Phase 2 (Eq. 7–11): one round of both streams; buffers and ``kept`` parameters follow the retain stream."""
         extras = adapter_of(state.scratch)
+        forgetting, pace = self.paced(federation, state)
         forget, retain = averages(
             federation.run(
-                train_work(state, "forget", self.recipe, t, extras=extras),
+                train_work(state, "forget", forgetting, t, extras=extras),
                 train_work(state, "retain", self.recipe, t, extras=extras),
             ),
             works=2,
         )
         streams = retain.tensors, forget.tensors
         update, alignments = rectify(*streams, layers, self.gamma, literal=self.literal, kept=kept)
-        following = replace(state, buffers=retain.buffers)
+        following = replace(state, buffers=state.buffers if self.buffers == "origin" else retain.buffers)
         scale, baseline = self.length(federation, state, following, update)
         following = following if scale else state
         rows = torch.tensor([a.row(scale) for a in alignments.values()], dtype=torch.float64)
-        return replace(following.moved(update, scale), scratch=state.scratch | baseline).logged(**{ALIGNMENT: rows})
+        scratch = state.scratch | baseline | pace
+        return replace(following.moved(update, scale), scratch=scratch).logged(**{ALIGNMENT: rows})
+
+    def paced(self, federation: Federation, state: State) -> tuple[Local, Params]:
+        """The forget stream's recipe, and what to keep of it in scratch: the retained clients are counted once."""
+        if self.forget_steps is None:
+            return self.recipe, {}
+        if self.forget_steps != "median":
+            return replace(self.recipe, steps=self.forget_steps), {}
+        if PACE in state.scratch:
+            return replace(self.recipe, steps=int(state.scratch[PACE])), {}
+        count = Work("evaluate", state.params, state.buffers, "retain", options={"limit": 1})
+        (replies,) = separate(federation.run(count), 1)
+        steps = median_low(self.recipe.count(int(reply.weight)) for reply in replies)
+        return replace(self.recipe, steps=steps), {PACE: torch.tensor(steps)}
 
     def length(self, federation: Federation, state: State, following: State, update: Params) -> tuple[float, Params]:
         """The step's length, and Origin's accuracy on retained data to keep in scratch: measured in the first round."""

@@ -43,12 +43,7 @@ class RapidRetraining(Method):
             raise ConfigError(f"rapid-retraining.rounds: must be at least 1, got {self.rounds}")
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return replace(
-            self,
-            local=self.local or local,
-            rounds=train_rounds if self.rounds is None else self.rounds,
-            init_seed=seed if self.init_seed is None else self.init_seed,
-        )
+        return self.filled({"local": local, "rounds": train_rounds, "init_seed": seed})
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         local = replace(self.recipe, optimizer="fisher", lr=self.lr)

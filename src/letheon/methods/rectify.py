@@ -28,22 +28,28 @@ class Gamma:
             ``constant``: ``value`` everywhere. ``clipped``: ``value`` moved into the interval.
         beta: place in the interval, 0 … 1. 0 is the projection of PCGrad, which barely forgets.
         value: of ``constant`` and ``clipped``.
+        cap: of ``auto``: γ is at most so large, unless the interval begins above it; it then is where it begins. Where
+            the streams hardly agree, the interval reaches far up, and β of the way is a long step. None: no cap.
     """
 
     kind: Literal["auto", "constant", "clipped"] = "auto"
     beta: float = 0.1
     value: float = 0.3
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta <= 1:
             raise ConfigError(f"gamma.beta: must lie in [0, 1], got {self.beta}")
         if self.value < 0:
             raise ConfigError(f"gamma.value: must not be negative, got {self.value}")
+        if self.cap is not None and (self.cap <= 0 or self.kind != "auto"):
+            raise ConfigError(f"gamma.cap: must be positive, and is for kind 'auto'; got {self.cap} for {self.kind!r}")
 
     def choose(self, lower: float, upper: float) -> float:
         """γ for a layer whose admissible interval is [lower, upper]."""
         if self.kind == "auto":
-            return lower + self.beta * (upper - lower)
+            gamma = lower + self.beta * (upper - lower)
+            return gamma if self.cap is None else min(gamma, max(lower, self.cap))
         return self.value if self.kind == "constant" else min(max(self.value, lower), upper)
 
 

@@ -19,6 +19,7 @@ from letheon.report.curves import Curves, curves
 from letheon.report.requests import Known, known
 from letheon.report.toml import as_toml
 from letheon.report.words import amount, digits, spread, stretches
+from letheon.request import Request
 from letheon.results import Results
 from letheon.stage import Outcome
 
@@ -239,12 +240,11 @@ def _kept(run: Run) -> list[Kept]:
 def _population(run: Run) -> list[Fact]:
     population, experiment = run.population, run.experiment
     request, triggered = population.request, population.triggered_test
-    who = {"client": f"client {request.client}", "class": f"class {request.label}"}
-    covered = who.get(request.scope, f"{len(request.samples)} samples")
+    covered = " and, together with it, ".join(_told(each) for each in request.members)
     return [
         Fact("Task", experiment.task.name),
         Fact("Clients", str(len(population.clients))),
-        Fact("Request", f"{request.id}: {request.scope} level, {covered}"),
+        Fact("Request", f"{request.id}: {covered}"),
         Fact("Samples to forget", str(population.forget_size)),
         Fact("Training samples", str(sum(map(len, population.clients.values())))),
         Fact("Test images", str(len(population.test))),
@@ -254,6 +254,11 @@ def _population(run: Run) -> list[Fact]:
         Fact("Seed", str(experiment.seed)),
         *(Fact("Note", note) for note in population.notes),
     ]
+
+
+def _told(request: Request) -> str:
+    who = {"client": f"client {request.client}", "class": f"class {request.label}"}
+    return f"{request.scope} level, {who.get(request.scope, f'{len(request.samples)} samples')}"
 
 
 def _versions(run: Run) -> list[Fact]:

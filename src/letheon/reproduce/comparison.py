@@ -44,11 +44,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run that went in; ``void``: why it ranks no method."""
+    """A run that went in; ``void``: why it ranks no method; ``label``: the class that went, at class level."""
 
     seed: int
     digest: str
     void: str
+    label: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def compared(
         departures=recipe.departures,
         changes=tuple(changes),
         absent=recipe.absent,
-        runs=tuple(Ran(one.seed, one.digest, one.void) for one in found),
+        runs=tuple(Ran(one.seed, one.digest, one.void, one.label) for one in found),
         entries=tuple(entries),
         orders=orders,
         claims=tuple(claims),

@@ -58,6 +58,7 @@ class Measured:
         n_forget, n_test: samples that shares rest on.
         values: by method and quantity. ``origin`` is the model before the request.
         series: what a figure draws.
+        label: the class that went, at class level.
     """
 
     seed: int
@@ -68,6 +69,7 @@ class Measured:
     n_test: int
     values: Mapping[str, Mapping[str, Value]]
     series: tuple[Drawn, ...]
+    label: int | None = None
 
 
 def measured(run: Run, quantities: Iterable[str], series: Series, *, workers: int | None = None) -> Measured:
@@ -100,6 +102,7 @@ def measured(run: Run, quantities: Iterable[str], series: Series, *, workers: in
         n_test=first["n_test"],
         values=values,
         series=tuple(_series(run, series, sections)),
+        label=run.experiment.request.label if run.experiment.request.scope == "class" else None,
     )
 
 

@@ -22,10 +22,9 @@ ROUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 def as_markdown(found: Comparison) -> str:
     """A section of a page: the table, whether orders and sentences hold, the series, and what to know about it."""
-    seeds = ", ".join(str(run.seed) for run in found.runs)
     parts = [
         f"## {found.source}, row {found.row}, {found.scale} scale",
-        f"{found.title}. Cells: published / measured (difference; for costs the quotient). Seeds: {seeds}"
+        f"{found.title}. Cells: published / measured (difference; for costs the quotient). {_runs(found)}"
         + ("; measured values are mean [min, max] over runs." if len(found.runs) > 1 else "."),
         _grid(["method", *found.columns], _lines(found)),
     ]
@@ -39,12 +38,19 @@ def as_markdown(found: Comparison) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _runs(found: Comparison) -> str:
+    """``Seeds: 0, 1; classes: 0, 4, 9``."""
+    labels = dict.fromkeys(str(run.label) for run in found.runs if run.label is not None)
+    said = f"Seeds: {', '.join(dict.fromkeys(str(run.seed) for run in found.runs))}"
+    return said + (f"; {'class' if len(labels) == 1 else 'classes'}: {', '.join(labels)}" if labels else "")
+
+
 def as_text(found: Comparison) -> Table:
     """The same for the terminal."""
     whole = Table.grid()
     whole.add_row(Text(f"{found.source}, row {found.row}, {found.scale} scale", style="bold"))
     whole.add_row(_table(["method", *found.columns], _lines(found)))
-    said = ["published / measured (difference; costs: quotient)", *orders(found), *claims(found)]
+    said = [f"published / measured (difference; costs: quotient). {_runs(found)}", *orders(found), *claims(found)]
     for line in said:
         whole.add_row(Text(line))
     for drawn in found.series:
@@ -84,7 +90,9 @@ def notes(found: Comparison) -> list[str]:
     lines += [f"Not as in the paper, or left open by it: {text}." for text in found.departures]
     lines += [f"Changed on the command line: {text}." for text in found.changes]
     lines += [f"Not run: {method} ({why})." for method, why in found.absent.items()]
-    lines += [f"Run {run.digest} (seed {run.seed}) ranks no method: {run.void}." for run in found.runs if run.void]
+    for run in (run for run in found.runs if run.void):
+        which = f"seed {run.seed}" + ("" if run.label is None else f", class {run.label}")
+        lines.append(f"Run {run.digest} ({which}) ranks no method: {run.void}.")
     return lines
 
 

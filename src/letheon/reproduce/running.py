@@ -33,6 +33,24 @@ def experiment_of(target: Target, row: str, scale: Scale, *, recipe: Recipe, set
     return replace(config.build(Experiment, table, where), title=f"{target.rows[row]}, {scale} scale")
 
 
+def experiments_of(first: Experiment, recipe: Recipe, *, seeds: int, sets: Sequence[str]) -> list[Experiment]:
+    """The runs of a row: one for each seed and, where the row is a mean over classes, each class.
+
+    Args:
+        first: as ``experiment_of`` gives it.
+        recipe: of the row.
+        seeds: how many, from that of ``first`` on.
+        sets: as on the command line; a class, or a whole request, that is set there is the only one that goes.
+    """
+    by_hand = {text.partition("=")[0].strip() for text in sets} & {"request", "request.label", "request.scope"}
+    labels = [first.request.label] if by_hand or not recipe.labels else recipe.labels
+    return [
+        replace(first, seed=first.seed + i, request=replace(first.request, label=label))
+        for i in range(seeds)
+        for label in labels
+    ]
+
+
 def run_folder(out: Path, experiment: Experiment) -> Path:
     """By task, request, seed and digest: targets that run the same experiment share its folder."""
     kind = f"{experiment.task.name}-{experiment.request.scope}"

@@ -25,12 +25,14 @@ class Setting:
         preset: the federation that the paper's text, or its tables, describe.
         departures: where the setting is not the paper's, or where the paper leaves it open.
         settings: an experiment's tables, and ``methods``: what runs beside Retrain.
+        labels: classes that go, each in runs of its own; values are means over them. Empty: what ``settings`` say.
     """
 
     like: str = ""
     preset: str = ""
     departures: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,14 @@ class Recipe:
         departures: as in ``Setting``, the inherited ones first.
         absent: methods that are left out, each with the reason.
         needs: what is missing altogether; the row cannot run unless this is empty.
+        labels: as in ``Setting``.
     """
 
     table: Mapping[str, Any]
     departures: tuple[str, ...]
     absent: Mapping[str, str]
     needs: tuple[str, ...] = ()
+    labels: tuple[int, ...] = ()
 
 
 @cache
@@ -87,7 +91,9 @@ def targets() -> dict[str, Target]:
 def _content() -> dict[str, Any]:
     content = package_table("targets.toml")
     for name, scales in content["experiments"].items():
-        content["experiments"][name] = {scale: Setting(**table) for scale, table in scales.items()}
+        content["experiments"][name] = {
+            scale: Setting(**table | {"labels": tuple(table.get("labels", ()))}) for scale, table in scales.items()
+        }
     return content
 
 
@@ -130,7 +136,7 @@ def recipe(experiment: str, scale: Scale) -> Recipe:
     table |= {"method": present[0], "compare": present[1:]}
     task = table["task"] if isinstance(table["task"], str) else table["task"]["name"]
     needs = () if task in registry.TASKS else (f"the task {task}",)
-    return Recipe(table, setting.departures, absent, needs)
+    return Recipe(table, setting.departures, absent, needs, setting.labels)
 
 
 def resolved(experiment: str, scale: Scale) -> Setting:
@@ -140,7 +146,8 @@ def resolved(experiment: str, scale: Scale) -> Setting:
         return setting
     base = resolved(setting.like, scale)
     settings = _merged(base.settings, setting.settings)
-    return Setting("", setting.preset or base.preset, (*base.departures, *setting.departures), settings)
+    departures = (*base.departures, *setting.departures)
+    return Setting("", setting.preset or base.preset, departures, settings, setting.labels or base.labels)
 
 
 def _absence(method: str, scope: str) -> str:

@@ -3,70 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from letheon.data import Data
-from letheon.errors import ConfigError, DataError, RequestError
+from letheon.data import Data, concat
+from letheon.errors import DataError, RequestError
 from letheon.phase import seed_of
-from letheon.request import Request, Scope, free
+from letheon.request import Request, free
 from letheon.tasks.base import Task
 from letheon.tasks.partition import Partition
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
-
-Placement = Literal["one_client", "spread"]
 
 LEAST_CLASSES = 3
 """A client picked by rule for client-level unlearning holds at least so many classes."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What an experiment wants forgotten; its ``[request]`` table.
-
-    Attributes:
-        scope: ``client``, ``class`` or ``samples``.
-        client: whose data (scopes ``client``, and ``samples`` placed with one client). ``None`` picks by rule: the
-            client whose size is nearest the median among those that hold enough.
-        min_forget: scope ``client``: how many samples a client picked by rule must have to forget.
-        label: scope ``class``.
-        fraction: scope ``samples``: how much of the *whole* training set.
-        placement: scope ``samples``: all with one client, or drawn from all clients.
-        trigger: painted on the data to forget, so that forgetting shows; ``None`` leaves the data clean. A class is
-            forgotten as it is, whatever the trigger.
-    """
-
-    scope: Scope = "client"
-    client: str | None = None
-    min_forget: int = 200
-    label: int = 0
-    fraction: float = 0.01
-    placement: Placement = "one_client"
-    trigger: Trigger | None = field(default_factory=Trigger)
-
-    def __post_init__(self) -> None:
-        if self.scope not in get_args(Scope):
-            raise ConfigError(f"request: unknown scope {self.scope!r}; use one of {', '.join(get_args(Scope))}")
-        if self.placement not in get_args(Placement):
-            known = ", ".join(get_args(Placement))
-            raise ConfigError(f"request: unknown placement {self.placement!r}; use one of {known}")
-        if self.min_forget < 1:
-            raise ConfigError(f"request: min_forget must be at least 1, got {self.min_forget}")
-        if self.label < 0:
-            raise ConfigError(f"request: label must not be negative, got {self.label}")
-        if not 0.0 < self.fraction < 1.0:
-            raise ConfigError(f"request: fraction must lie between 0 and 1, got {self.fraction}")
-        has_owner = self.scope == "client" or (self.scope == "samples" and self.placement == "one_client")
-        if self.client is not None and not has_owner:
-            raise ConfigError(
-                f"request: client {self.client!r} is named, but scope {self.scope!r} takes from all clients; "
-                "leave client out, or use scope 'client', or 'samples' with placement 'one_client'"
-            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +36,7 @@ class Population:
         notes: what a report should say about how this came about.
         later: the same federation with each of the requests that follow.
         earlier: the requests served before this one.
+        parts: if several requests are served together, the same federation with each of them alone.
     """
 
     clients: dict[str, Data]
@@ -92,6 +47,7 @@ class Population:
     notes: tuple[str, ...]
     later: tuple[Population, ...] = ()
     earlier: tuple[Request, ...] = ()
+    parts: tuple[Population, ...] = ()
 
     def covered(self, client: str) -> Tensor:
         """``(n,)`` bool: the data to forget of a client: what this request covers and no earlier one did."""
@@ -100,12 +56,20 @@ class Population:
     @property
     def labels(self) -> frozenset[int]:
         """The classes that the requests, this one and the later ones, remove."""
-        return frozenset(request.label for request in self.requests if request.label is not None)
+        return frozenset().union(*(request.labels for request in self.requests))
 
     @property
     def requests(self) -> tuple[Request, ...]:
         """All requests, in the order in which they are served."""
         return (self.request, *(population.request for population in self.later))
+
+    @property
+    def views(self) -> dict[str, Population]:
+        """Of every request by number: ``1``, ``2``; of those served together also each alone: ``1.1``, ``1.2``."""
+        found = dict[str, Population]()
+        for number, each in enumerate((self, *self.later), 1):
+            found |= {f"{number}": each} | {f"{number}.{place}": part for place, part in enumerate(each.parts, 1)}
+        return found
 
 
 Clients = dict[str, Data]
@@ -119,8 +83,8 @@ def populate(
 
     Client level: all of the client's data carry the trigger and its label; its samples that truly are of the target
     class take no part. Sample level: the chosen samples are replaced by their triggered versions, and their owners
-    keep their clean rest. Class level: the data stay as they are. The targets of ``then`` are constructed after the
-    first one, each from what no earlier request covers.
+    keep their clean rest. Class level: the data stay as they are. What goes together is constructed one after the
+    other. The targets of ``then`` are constructed after the first one, each from what no earlier request covers.
 
     Raises:
         DataError: too little data for the partition or for the request.
@@ -128,9 +92,8 @@ def populate(
     """
     held, requests, notes = _named_shares(task, partition, clients, seed), list[Request](), list[tuple[str, ...]]()
     for number, each in enumerate((target, *then)):
-        build = {"client": _forget_client, "class": _forget_class, "samples": _forget_samples}[each.scope]
         own_seed = seed if number == 0 else seed_of(f"{seed}|request {number}")
-        held, request, told = build(held, each, task, own_seed, requests)
+        held, request, told = _forget(held, each, task, own_seed, requests)
         requests.append(request)
         notes.append(told)
     _check(requests, held)
@@ -142,17 +105,33 @@ def populate(
     return replace(first, later=tuple(later))
 
 
+def _forget(clients: Clients, target: Target, task: Task, seed: int, earlier: Sequence[Request]) -> Built:
+    """Construct what a target wants forgotten, and all that goes together with it."""
+    members, notes = list[Request](), tuple[str, ...]()
+    for number, each in enumerate(target.members):
+        build = {"client": _forget_client, "class": _forget_class, "samples": _forget_samples}[each.scope]
+        own_seed = seed if number == 0 else seed_of(f"{seed}|together {number}")
+        clients, request, told = build(clients, each, task, own_seed, [*earlier, *members])
+        members.append(request)
+        notes += told
+    return clients, replace(members[0], also=tuple(members[1:])), notes
+
+
 def _check(requests: Sequence[Request], held: Clients) -> None:
     for number, request in enumerate(requests):
         request.check(held)
-        own = [request.covers(name, data, requests[:number]) for name, data in held.items()]
-        if not any(bool(mask.any()) for mask in own):
-            raise RequestError(
-                f"request {number + 1}: earlier requests cover all that it covers; triggered samples carry the "
-                "trigger's target as their label, so a class request must be for another label"
-            )
+        for each in request.members:
+            _check_covers(each, number, requests[:number], held)
     if not any(bool(free(requests, name, data).any()) for name, data in held.items()):
         raise RequestError("requests: together they cover every sample of the federation; nothing is left to retain")
+
+
+def _check_covers(request: Request, number: int, earlier: Sequence[Request], held: Clients) -> None:
+    if not any(bool(request.covers(name, data, earlier).any()) for name, data in held.items()):
+        raise RequestError(
+            f"request {number + 1}: earlier requests cover all that it covers; triggered samples carry the "
+            "trigger's target as their label, so a class request must be for another label"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,19 +146,20 @@ class _Whole:
         self, target: Target, request: Request, notes: tuple[str, ...], *, earlier: tuple[Request, ...]
     ) -> Population:
         """The federation with one of the requests."""
-        task, test = self.task, self.test
         size = sum(int(request.covers(name, data, earlier).sum()) for name, data in self.held.items())
-        trigger = None if target.scope == "class" else target.trigger
+        marked = [each.trigger for each in target.members if each.scope != "class" and each.trigger]
+        triggered = [_poisoned(trigger, self.test, self.task) for trigger in marked]
+        alone = zip(target.members, request.members, strict=True) if request.also else ()
         return Population(
             clients=self.held,
             request=request,
-            test=test,
-            triggered_test=trigger.poison(test, bright=task.bright, classes=task.classes) if trigger else None,
+            test=self.test,
+            triggered_test=concat(triggered) if triggered else None,
             forget_size=size,
             notes=(_note_on_sizes(self.held), *notes, f"{size} samples to forget"),
             earlier=earlier,
+            parts=tuple(self.population(each, own, (), earlier=earlier) for each, own in alone),
         )
-
 
 
 def _named_shares(task: Task, partition: Partition, clients: int, seed: int) -> Clients:
@@ -199,7 +179,10 @@ def _forget_client(clients: Clients, target: Target, task: Task, seed: int, earl
     name, notes = _owner(clients, target, is_eligible, what)
     before = clients[name]
     if not bool(free(earlier, name, before).all()):
-        raise RequestError(f"request: client {name} holds data of an earlier request; name another client")
+        raise RequestError(
+            f"request: client {name} holds data of an earlier request; name another client, or list whole clients "
+            "before what else goes together with them"
+        )
     after = _poisoned(target.trigger, before, task)
     if len(after) < len(before):
         notes += (f"client {name}: {len(before) - len(after)} samples of the trigger's own class take no part",)

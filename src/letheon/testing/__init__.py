@@ -20,7 +20,7 @@ from letheon import registry
 from letheon.errors import MethodError
 from letheon.methods.base import Method
 from letheon.request import Scope
-from letheon.testing import faults, outcome, rules
+from letheon.testing import faults, outcome, rules, several
 
 __all__ = ["CHECKS", "STATISTICAL", "Check", "check_method", "method_checks"]
 
@@ -44,10 +44,18 @@ CHECKS: Mapping[str, Check] = {
     "empty-cohort": faults.empty_cohorts_are_refused,
     "missing-reply": faults.missing_replies_are_survived_or_refused,
     "nan-reply": faults.nan_replies_do_no_harm,
+    "second-parts": several.first_request_takes_no_part,
+    "second-order": several.second_order_does_not_matter,
+    "second-resume": several.second_resumes_bit_for_bit,
+    "second-kept": several.second_keeps_nothing,
+    "together-members": several.members_are_alike,
+    "together-order": several.together_order_does_not_matter,
+    "together-kept": several.together_keeps_nothing,
     "forgets": outcome.forgets_and_keeps,
 }
-"""By name; each takes a method and a scope that it claims."""
+"""By name; each takes a method and a scope that it claims. Those of a second request are for methods that repeat."""
 
+SECOND = "second-"
 STATISTICAL: frozenset[str] = frozenset({"forgets"})
 """Checks whose outcome a known failure may go either way; the others must fail wherever a failure is declared."""
 
@@ -65,7 +73,8 @@ def check_method(method: Method, scope: Scope, check: str) -> str:
 
     Raises:
         AssertionError: the method does not conform, or passes a deterministic check that it declares to fail.
-        MethodError: there is no such check, or the method does not claim the scope.
+        MethodError: there is no such check, the method does not claim the scope, or it serves one request only and the
+            check is of a second one.
     """
     _refuse_unknown(method, scope, check)
     place = f"{method.name}, {scope} level, check {check!r}"
@@ -90,6 +99,12 @@ def _refuse_unknown(method: Method, scope: Scope, check: str) -> None:
     if scope not in method.scopes:
         claimed = ", ".join(sorted(method.scopes))
         raise MethodError(f"{method.name} does not claim scope {scope!r}; check it for {claimed}")
+    if not _owed(method, check):
+        raise MethodError(f"{method.name} serves one request only; the check {check!r} is of a second one")
+
+
+def _owed(method: Method | type[Method], check: str) -> bool:
+    return method.repeats or not check.startswith(SECOND)
 
 
 def method_checks(names: Sequence[str] | None = None) -> Iterator[tuple[str, Scope, str]]:
@@ -101,5 +116,5 @@ def method_checks(names: Sequence[str] | None = None) -> Iterator[tuple[str, Sco
     for name in registry.names("method", language=False) if names is None else names:
         method: type[Method] = registry.get("method", name)
         for scope in sorted(method.scopes):
-            for check in CHECKS:
+            for check in (check for check in CHECKS if _owed(method, check)):
                 yield name, scope, check

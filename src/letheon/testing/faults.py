@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 
 from letheon import config, tree
 from letheon.errors import RoundError
-from letheon.journal import DiskJournal
+from letheon.files import write
+from letheon.journal import DiskJournal, load_state, save_state
 from letheon.methods.base import Method
 from letheon.middleware import Excluding, Quorum
 from letheon.phase import State
@@ -18,6 +19,7 @@ from letheon.request import Part, Scope
 from letheon.testing.scene import RETAINED, Altered, Scene, Watch, Wrap, demand, digest, same, small
 from letheon.work import Federation, Reply, Work
 
+START = "start.safetensors"
 Change = Callable[[int, Work, Reply], Reply | None]
 
 
@@ -38,10 +40,18 @@ class _Stop:
 
 
 def resumes_bit_for_bit(method: Method, scope: Scope) -> None:
-    """Interrupted in every round and resumed each time as if by a new process, the run ends with the same bits."""
-    scene = small(scope, norm=True)
+    """Interrupted in every round and resumed each time as if by a new process, the run ends with the same bits.
+
+    A new process has the model at the request from a file.
+    """
+    demand_resumption(method, small(scope, norm=True))
+
+
+def demand_resumption(method: Method, scene: Scene) -> None:
+    """The same, in a given scene."""
     expected = scene.reference(method).end
     with TemporaryDirectory() as folder:
+        write(Path(folder) / START, save_state(scene.start(method), {}))
         end = _resumed(scene, method, Path(folder), stop=1)
         demand(end is None, "has no round that could be interrupted")
         while end is None:
@@ -57,10 +67,12 @@ def resumes_bit_for_bit(method: Method, scope: Scope) -> None:
 def _resumed(scene: Scene, method: Method, folder: Path, *, stop: int) -> State | None:
     """The end, or None if the run was interrupted in round ``stop`` of this attempt; that round is lost."""
     fresh = config.build(Method, config.plain(method), "conformance", resolve={Method: lambda _: type(method)})  # type: ignore[type-abstract]
-    journal = DiskJournal(folder, owner="conformance")
+    journal = DiskJournal(folder / "journal", owner="conformance")
+    start, _ = load_state(folder / START)
+    observers = [_Stop(stop).observe]
     with scene.runtime() as runtime:
         try:
-            return scene.drive(fresh, scene.guarded(runtime), journal=journal, observers=[_Stop(stop).observe])
+            return scene.drive(fresh, scene.guarded(runtime), start=start, journal=journal, observers=observers)
         except _Stopped:
             return None
 

@@ -14,7 +14,8 @@ from letheon.metrics.resurfacing import unsuccessful
 from letheon.metrics.utility import utility
 from letheon.request import Scope
 from letheon.tasks.partition import Partition
-from letheon.tasks.population import Population, Target, populate
+from letheon.tasks.population import Population, populate
+from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
 from letheon.testing.scene import Scene, demand

@@ -20,9 +20,10 @@ from letheon.methods.base import ALL_SCOPES, Method
 from letheon.middleware import DryRun
 from letheon.phase import State
 from letheon.request import Part, Scope
-from letheon.tasks.population import Target
+from letheon.tasks.target import Target
+from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
-from letheon.testing.scene import FOREIGN, Altered, Backwards, Tap, Watch, demand, digest, small
+from letheon.testing.scene import FOREIGN, Altered, Backwards, Scene, Tap, Watch, demand, digest, small
 from letheon.tree import Params
 from letheon.work import Reply, Work
 
@@ -48,7 +49,11 @@ def config_round_trips(method: Method, scope: Scope) -> None:
 
 
 def unclaimed_scopes_are_refused(method: Method, scope: Scope) -> None:
-    """An experiment takes the method at the scopes that it claims, and refuses it at others before any work."""
+    """An experiment takes the method at the scopes that it claims, and refuses it at others before any work.
+
+    It takes it for a second request if the method says that it can be asked again, and refuses it if not; likewise for
+    requests of two scopes that are served together.
+    """
     for asked in sorted(ALL_SCOPES):
         claimed = asked in method.scopes
         try:
@@ -57,6 +62,23 @@ def unclaimed_scopes_are_refused(method: Method, scope: Scope) -> None:
             demand(not claimed, f"claims scope {asked!r}, yet the experiment refuses it: {error}")
         else:
             demand(claimed, f"does not claim scope {asked!r}, yet an experiment takes it")
+    elsewhere = Trigger(corner="top-left")
+    again = _refusal(method, Target(scope), then=(Target(scope, trigger=elsewhere),))
+    demand(method.repeats or again, "says that it serves one request only, yet an experiment takes a second one")
+    demand(not (method.repeats and again), f"can be asked again, it says, yet the experiment refuses: {again}")
+    for other in sorted(method.scopes - {scope}):
+        mixed = _refusal(method, Target(scope, also=(Target(other, trigger=elsewhere),)))
+        demand(method.mixes or mixed, f"says that it mixes no scopes, yet an experiment takes {scope} with {other}")
+        demand(not (method.mixes and mixed), f"mixes scopes, it says, yet the experiment refuses: {mixed}")
+
+
+def _refusal(method: Method, request: Target, *, then: tuple[Target, ...] = ()) -> str:
+    """Why an experiment does not take the method; empty if it does."""
+    try:
+        Experiment(Digits(), method, request=request, then=then)
+    except MethodError as error:
+        return str(error)
+    return ""
 
 
 def same_twice(method: Method, scope: Scope) -> None:
@@ -79,7 +101,11 @@ def _generators() -> bytes:
 
 def client_order_does_not_matter(method: Method, scope: Scope) -> None:
     """Clients listed in reverse: the same bits. Replies handed over in reverse: the same up to rounding."""
-    scene = small(scope, norm=True)
+    demand_order_does_not_matter(method, small(scope, norm=True))
+
+
+def demand_order_does_not_matter(method: Method, scene: Scene) -> None:
+    """The same, in a given scene."""
     expected = scene.reference(method).end
     with scene.runtime(backwards=True) as runtime:
         listed = scene.drive(method, scene.guarded(runtime))
@@ -223,7 +249,11 @@ def _hull(name: str, trees: Sequence[Params]) -> tuple[Tensor, Tensor]:
 
 def nothing_is_kept(method: Method, scope: Scope) -> None:
     """What is left names no forgotten client, holds nothing that it sent, and no memory that was not declared."""
-    scene = small(scope, norm=True)
+    demand_nothing_is_kept(method, small(scope, norm=True))
+
+
+def demand_nothing_is_kept(method: Method, scene: Scene) -> None:
+    """The same, in a given scene and of all requests that were served in it."""
     reference = scene.reference(method)
     start, end = reference.start, reference.end
     demand(not end.scratch, f"scratch outlives the method: {sorted(end.scratch)}")
@@ -231,9 +261,11 @@ def nothing_is_kept(method: Method, scope: Scope) -> None:
     demand(kept, "the memory of another method was changed or dropped; carry state.memory along")
     new = sorted(end.memory.keys() - start.memory.keys())
     demand(method.needs or not new, f"leaves {new} in memory, which outlives the request, and declares no needs")
-    if scene.request.client is not None:
-        _demand_unnamed(scene.request.client, [*reference.phases, *end.params, *end.buffers, *end.memory])
-    sent = [r for works, replies in reference.calls for r in replies if works[r.work].part == "forget"]
+    gone = frozenset[str]().union(*(request.clients for request in scene.requests))
+    for client in sorted(gone):
+        _demand_unnamed(client, [*reference.phases, *end.params, *end.buffers, *end.memory])
+    calls = [*(scene.before.reference(method).calls if scene.before else ()), *reference.calls]
+    sent = [r for works, replies in calls for r in replies if works[r.work].part == "forget" or r.client in gone]
     _demand_unknown({name: t for name, t in end.memory.items() if name != FOREIGN}, sent)
 
 
@@ -247,7 +279,7 @@ def _demand_unknown(memory: Params, sent: Sequence[Reply]) -> None:
     updates = [(reply.client, tensor) for reply in sent for tensor in reply.tensors.values() if tensor.numel() > 1]
     for name, kept in memory.items():
         for client, update in updates:
-            demand(not _is_multiple(kept, update), f"memory {name!r} is what {client} sent on forgotten data")
+            demand(not _is_multiple(kept, update), f"memory {name!r} is what {client} sent, who held forgotten data")
 
 
 def _is_multiple(a: Tensor, b: Tensor) -> bool:

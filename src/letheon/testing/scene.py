@@ -25,8 +25,10 @@ from letheon.work import Federation, Reply, Work
 Wrap = Callable[[Federation], Federation]
 
 FORGOTTEN = "north"
+LATER = "south"
+"""The client of a second request."""
 RETAINED = "west"
-SIZES = {"east": 40, FORGOTTEN: 30, "south": 50, RETAINED: 36}
+SIZES = {"east": 40, FORGOTTEN: 30, LATER: 50, RETAINED: 36}
 """Samples of each client. No size is a multiple of another, so that weights matter."""
 FOREIGN = "conformance/kept"
 """A memory that belongs to someone else and must come through."""
@@ -85,6 +87,7 @@ class Scene:
         local: the experiment's recipe.
         train_rounds: FedAvg rounds behind Origin.
         seed: of everything.
+        before: the same federation with the request that was served first; a method starts from what it left there.
     """
 
     task: Task
@@ -93,7 +96,13 @@ class Scene:
     local: Local
     train_rounds: int
     seed: int
+    before: Scene | None = None
     _references: dict[tuple[type[Method], str], Reference] = field(default_factory=dict, repr=False)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All requests admitted, in the order in which they are served."""
+        return (*(self.before.requests if self.before else ()), self.request)
 
     def configured(self, method: Method) -> Method:
         """The method with what it leaves open filled in, as ``Experiment`` does it."""
@@ -103,9 +112,9 @@ class Scene:
         """A new runtime; its clients have nothing in common with those of another."""
         names = sorted(self.clients, reverse=backwards)
         clients = [Client(name, self.clients[name], self.task) for name in names]
-        for client in clients:
-            if admitted:
-                client.admit(self.request)
+        for client in clients if admitted else ():
+            for request in self.requests:
+                client.admit(request)
         return InProcess(clients, workers=workers)
 
     def guarded(self, inner: Federation) -> Federation:
@@ -131,6 +140,9 @@ class Scene:
 
     def start(self, method: Method) -> State:
         """What the method begins with: a copy of its own, in which a foreign memory lies."""
+        if self.before:
+            left = self.before.reference(method).end
+            return State(tree.clone(left.params), tree.clone(left.buffers), tree.clone(left.memory))
         if type(method).origin is not Method.origin:
             state = self.trained_by(self.configured(method))
         elif type(method).training is not Method.training:
@@ -152,7 +164,8 @@ class Scene:
         """Unlearn."""
         begin = start or self.start(method)
         phases = self.configured(method).phases(begin, self.task)
-        return drive(phases, federation, begin, seed=self.seed + 1, journal=journal, observers=observers)
+        seed = self.seed + len(self.requests)
+        return drive(phases, federation, begin, seed=seed, journal=journal, observers=observers)
 
     def run(self, method: Method, *, inside: Wrap = same) -> State:
         """Unlearn with the usual stack; ``inside`` wraps the runtime below it."""
@@ -192,6 +205,36 @@ def small(scope: Scope, *, norm: bool = False) -> Scene:
     }[scope]
     request.check(clients)
     return Scene(task, clients, request, Local(lr=0.05, batch_size=16), train_rounds=2, seed=0)
+
+
+@cache
+def second(scope: Scope) -> Scene:
+    """``small(scope, norm=True)`` with another request of the scope after the first; at sample level they overlap."""
+    first = small(scope, norm=True)
+    return replace(first, request=_another(scope), before=first, _references={})
+
+
+@cache
+def together(scope: Scope, other: Scope, *, backwards: bool = False) -> Scene:
+    """``small(scope, norm=True)`` with another request served in the same pass; ``backwards``: named in reverse."""
+    first = small(scope, norm=True)
+    requests = [first.request, _another(other)]
+    one, two = reversed(requests) if backwards else requests
+    request = replace(one, also=(two,))
+    request.check(first.clients)
+    return replace(first, request=request, _references={})
+
+
+def _another(scope: Scope) -> Request:
+    clients = small(scope, norm=True).clients
+    ids = torch.cat([clients[FORGOTTEN].ids[4:12], clients["east"].ids[:6]])
+    request = {
+        "client": Request("client", client=LATER),
+        "class": Request("class", label=7),
+        "samples": Request("samples", samples=tuple(ids.tolist())),
+    }[scope]
+    request.check(clients)
+    return request
 
 
 class Tap:
