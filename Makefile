@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 # Touched last, removed first: a set-up that was interrupted is done again.
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint types bench clean
+.PHONY: help demo demo-llm test lint types bench clean
 
 help:
 	@echo 'make demo    train, unlearn, train on, and show whether it stays gone (real data, some minutes)'
+	@echo 'make demo-llm the same on a small language model: five requests, with and without COP (minutes)'
 	@echo 'make test    run every test'
 	@echo 'make lint    ruff over the whole tree'
 	@echo 'make types   mypy --strict over src'
@@ -20,6 +21,9 @@ help:
 
 demo: $(READY)
 	@$(BIN)/letheon run experiments/demo.toml --resume $(ARGS)
+
+demo-llm: $(READY)
+	@$(BIN)/letheon run experiments/llm_demo.toml --resume $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)

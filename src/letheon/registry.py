@@ -166,6 +166,11 @@ TASKS: dict[str, Entry] = {
         "letheon.tasks.tiny_imagenet:TinyImageNet",
         "Tiny-ImageNet: colour images of 64 by 64 in 200 classes; HSViT or ResNet-18.",
     ),
+    "people": Entry(
+        "letheon.tasks.people:People",
+        "Invented people, made by rule: language models without any download.",
+        language=True,
+    ),
     "tofu": Entry(
         "letheon.tasks.tofu:Tofu",
         "TOFU: questions about fictitious authors, forgotten in a stream of requests.",
