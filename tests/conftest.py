@@ -1,11 +1,14 @@
-"""Fixtures that several kinds of tests share."""
+"""Fixtures that several kinds of tests share, and the way to the toys beside this file."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -135,6 +135,10 @@ def _show(done: Run | StreamRun, rows: list[dict[str, Any]], path: Path) -> None
     from letheon.report.table import as_text
 
     show(as_text(rows) if isinstance(done, Run) else streams.as_text(rows))
+    if not isinstance(done, Run):
+        asked = loads((done.folder / "results.json").read_text())["apart"]
+        if asked:
+            show(streams.apart_as_text(asked))
     matrix = requests.known(done) if isinstance(done, Run) else ()
     if matrix:
         show(requests.as_text(matrix))

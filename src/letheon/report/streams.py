@@ -22,12 +22,16 @@ from letheon.report.html import ENVIRONMENT
 from letheon.report.toml import as_toml
 from letheon.report.words import amount, spread
 from letheon.stream.life import StreamRun, module_of
-from letheon.stream.results import TITLES, StreamResults
+from letheon.stream.results import CONTINUED, TITLES, StreamResults
 from letheon.text.language import save_model
 
 Row = Mapping[str, Any]
 SHOWN = ("rouge", "es", "em", "truth_ratio", "kr")
 """Scores of the table; all are in results.json."""
+WITHOUT_RATIOS = ("rouge", "es", "em", "probability")
+"""The same where the questions have no false answers."""
+LEFT_OUT = ("probability", "em")
+"""Scores of what is asked apart that only results.json has."""
 DOES_NOT_SHOW = (
     "These are answers to the questions that were asked, in the words they were asked in. Other words, other "
     "languages, attacks on the prompt, fine-tuning or a look into the weights can bring back what these numbers do not "
@@ -70,9 +74,13 @@ def _write_models(run: StreamRun) -> None:
         write(mark, f"{digest}\n".encode())
 
 
+def _shown(rows: Sequence[Row]) -> Sequence[str]:
+    return SHOWN if "truth_ratio" in rows[0] else WITHOUT_RATIOS
+
+
 def as_text(rows: Sequence[Row]) -> Table:
     """After each request: forgetting over all texts so far, and utility."""
-    names = [name for name in SHOWN if name in rows[0]]
+    names = _shown(rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("method", "after", *(f"{TITLES[name]} %" for name in names), "MU %"):
         table.add_column(name, overflow="fold")
@@ -83,20 +91,50 @@ def as_text(rows: Sequence[Row]) -> Table:
 
 
 def _after(row: Row) -> str:
-    if row["after"] == "continued":
-        return "continued"
+    if row["after"] == CONTINUED:
+        return CONTINUED
     return f"request {row['after']}" if row["method"] != "origin" else f"(of {row['after']})"
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """The same table in Markdown."""
-    names = [name for name in SHOWN if name in rows[0]]
+    names = _shown(rows)
     head = ["method", "after", *(f"{TITLES[name]} %" for name in names), "MU %"]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for row in rows:
         cells = [spread(row[n], row[f"{n}_low"], row[f"{n}_high"], 1) for n in (*names, "mu")]
         lines.append(f"| {row['method']} | {_after(row)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def apart(rows: Sequence[Row]) -> list[list[str]]:
+    """What was asked beside the table's questions: a line a group, a column for each model after the last request.
+
+    The first line holds the heads.
+    """
+    last = max((row["requests"] for row in rows), default=0)
+    shown = [row for row in rows if row["requests"] == last and row["score"] not in LEFT_OUT]
+    models = list(dict.fromkeys((row["method"], row["after"]) for row in shown))
+    names = [method if after != CONTINUED else f"{method}, {CONTINUED}" for method, after in models]
+    lines: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}
+    for row in shown:
+        line = lines.setdefault((row["set"], row["group"], row["score"]), {})
+        places = 1 if row["score"] in SHOWN else 3
+        line[row["method"], row["after"]] = spread(row["value"], row["value_low"], row["value_high"], places)
+    found = [
+        [name, group or "all", f"{TITLES[score]}{' %' if score in SHOWN else ''}", *(line[at] for at in models)]
+        for (name, group, score), line in lines.items()
+    ]
+    return [["questions", "of them", "score", *names], *found]
+
+
+def apart_as_text(rows: Sequence[Row]) -> Table:
+    """The same for a terminal."""
+    head, *lines = apart(rows)
+    table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
+    for line in lines:
+        table.add_row(*line)
+    return table
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -112,7 +150,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 def html(results: StreamResults, content: Mapping[str, Any]) -> str:
     """The page: one file, no network."""
     run, rows = results.run, content["rows"]
-    names = [name for name in SHOWN if name in rows[0]]
+    names = _shown(rows)
     methods = content["methods"]
     return ENVIRONMENT.get_template("stream.html.j2").render(
         title=run.stream.title or "A stream of requests",
@@ -120,6 +158,7 @@ def html(results: StreamResults, content: Mapping[str, Any]) -> str:
         seed=run.stream.seed,
         sizes=[len(request.samples) for request in run.stream.requests],
         table=[[row["method"], _after(row), *_cells(row, (*names, "mu"))] for row in rows],
+        apart=apart(content["apart"]) if content["apart"] else [],
         heads=["method", "after", *(f"{TITLES[name]} %" for name in names), "MU %"],
         figures=[
             (_figure(results, rows, "mu", "MU: model utility (%)"), UTILITY),
@@ -197,7 +236,7 @@ def _courses(results: StreamResults, rows: Sequence[Row], metric: str, what: str
 
 
 def _line(axes: Axes, rows: Sequence[Row], metric: str, label: str, at: int) -> None:
-    points = [(row["requests"], row[metric]) for row in rows if row["after"] != "continued" and row[metric] is not None]
+    points = [(row["requests"], row[metric]) for row in rows if row["after"] != CONTINUED and row[metric] is not None]
     color = (MAIN, *OTHERS)[at % (len(OTHERS) + 1)]
     held = "+" in label
     dashes = "-" if held else DASHES[1]
