@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from letheon.errors import ConfigError, DataError
+from letheon.stream.experiment import Stream
 from letheon.tasks import rwku_rows
 from letheon.tasks.rwku import Rwku
 from letheon.tasks.rwku_rows import KINDS, kind, rows
@@ -208,6 +209,15 @@ def test_the_order_of_people_is_that_of_the_list_of_targets(data_root: Path) -> 
     assert listed == [row["target"] for row in rows("intro")]
     for name in ("passage", "forget_level1", "forget_level3", "neighbor_level2", "retain_mia"):
         assert {row["subject"] for row in rows(name)} <= set(listed)
+
+
+def test_the_small_experiment_is_a_stream_of_five_requests_with_the_reference() -> None:
+    path = Path(__file__).parents[2] / "experiments" / "rwku_small.toml"
+    stream = Stream.load(path)
+    assert isinstance(stream.task, Rwku)
+    assert stream.task.parts == 5
+    assert list(stream.methods) == ["retrain", "npo+cop", "npo", "ga+cop", "ga"]
+    assert stream.tokens == 30
 
 
 def test_nothing_of_a_request_is_asked_of_the_retained(data_root: Path) -> None:
