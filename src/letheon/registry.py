@@ -176,6 +176,11 @@ TASKS: dict[str, Entry] = {
         "TOFU: questions about fictitious authors, forgotten in a stream of requests.",
         language=True,
     ),
+    "rwku": Entry(
+        "letheon.tasks.rwku:Rwku",
+        "RWKU: what is known of famous people, forgotten in a stream of requests.",
+        language=True,
+    ),
 }
 
 

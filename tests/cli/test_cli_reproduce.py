@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from letheon.reproduce.targets import targets
+from rwku_cutout import write_cutout
 
 Command = Callable[..., tuple[int, str, str]]
 HEAVY = ("torch", "numpy", "sklearn", "matplotlib", "jinja2")
@@ -49,7 +50,7 @@ def test_the_list_has_every_row_of_every_target(command: Command) -> None:
     assert all(name in out for name in targets())
     for row in rows:
         assert row["small"]["departures"]
-        assert "lethe" in row["paper"]["methods"]
+        assert ("lethe" if row["target"].startswith("lethe") else "ga+cop") in row["paper"]["methods"]
 
 
 @pytest.mark.parametrize(
@@ -159,3 +160,65 @@ def test_a_row_at_class_level_is_a_mean_over_classes(tmp_path: Path, command: Co
     (entry,) = (e for e in found["entries"] if (e["method"], e["column"]) == ("not", "U-KR"))
     assert entry["measured"] == pytest.approx(mean)
     assert "Seeds: 0; classes: 0, 4, 9" in (tmp_path / "lethe-table4-resnet18-small.md").read_text()
+
+
+# People invented for the tests in place of the row's own data; two requests of five.
+STREAM = (
+    'task={name="rwku", parts=2, subjects=1, retained=2, measured=2, learns="both", '
+    'language={max_length=96, model={vocabulary=320, width=16, layers=1, heads=1}}}',
+    "train_rounds=1",
+    "local={epochs=4, batch_size=8, lr=0.003}",
+    "tokens=4",
+    'method={name="ga", tuning={lr=1e-3, epochs=1}}',
+    'compare=[{name="ga", tuning={lr=1e-3, epochs=1}, cop={rank=1}}, '
+    '{name="ga", tuning={lr=1e-3, epochs=1}, cop={rank=2}}]',
+)
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("people")
+    write_cutout(root)
+    return root
+
+
+def stream_words(name: str, *more: str | Path) -> list[str | Path]:
+    return ["reproduce", name, *(word for setting in STREAM for word in ("--set", setting)), *more]
+
+
+def test_a_stream_runs_and_is_put_beside_what_the_paper_prints(
+    people: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LETHEON_DATA", str(people))
+    out = people / "out"
+    code, said, err = command(*stream_words("cop-table3", "--out", out))
+    assert code == 0, err
+    assert f"Written to {out / 'cop-table3-llama-3b-small.md'}" in said
+    data = json.loads((out / "cop-table3-llama-3b-small.json").read_text())
+    found = {(entry["method"], entry["column"]): entry for entry in data["entries"]}
+    assert found["ga", "FP 2"]["published"] == 0.02
+    assert found["ga", "FP 5"]["measured"] is None  # two requests only
+    assert found["npo", "MU 1"]["measured"] is None
+    (folder,) = (out / "runs").iterdir()
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    (row,) = (row for row in rows if (row["method"], row["after"]) == ("ga+cop", "2"))
+    assert found["ga+cop", "FP 2"]["measured"] == pytest.approx(row["probability"] / 100)
+    code, said, err = command(*stream_words("cop-fig4", "--out", out, "--resume", "--json"))
+    assert code == 0, err
+    assert len(list((out / "runs").iterdir())) == 1  # the same run
+    (figure,) = json.loads(said)
+    utility, strength = figure["series"]
+    assert utility["at"] == [0, 1, 2]
+    assert utility["values"].keys() == strength["values"].keys() == {"origin", "ga"}
+    (largest,) = (e for e in figure["entries"] if (e["method"], e["column"]) == ("ga", "largest ES"))
+    assert largest["measured"] == max(strength["values"]["ga"][1:])
+
+
+def test_a_stream_for_a_gpu_is_refused_where_there_is_none(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, _, err = command("reproduce", "cop-table1", "--scale", "paper", "--out", tmp_path)
+    assert code == 2
+    assert "needs a GPU (device = 'cuda')" in err
+    assert not list(tmp_path.iterdir())

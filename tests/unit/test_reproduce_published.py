@@ -51,8 +51,8 @@ def test_twelve_rates_are_above_zero_and_one_is_a_mark() -> None:
 @pytest.mark.parametrize("table", list(published()))
 def test_rows_and_claims_speak_of_known_methods_rows_and_quantities(table: str) -> None:
     found = published()[table]
-    # The two language baselines are listed as values only.
-    known = {*registry.names("method"), "origin", "npo", "simnpo"}
+    language = registry.names("method", language=True)
+    known = {*registry.names("method"), *(f"{name}+cop" for name in language), "origin"}
     named = {method for row in found.values.values() for method in row}
     named |= {e for c in found.claims for e in (*c.low, *c.high, *c.near, c.to) if isinstance(e, str) and e}
     assert named <= known

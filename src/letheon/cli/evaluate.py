@@ -14,8 +14,10 @@ from letheon.cli.terminal import compute, show, show_json, stderr
 from letheon.cli.unlearn import Device, Model, Threads
 from letheon.report.words import spread
 
-Suite = Annotated[str, typer.Option("--suite", help="Benchmark: tofu.")]
-Part = Annotated[str, typer.Option("--forget", help="forget01, forget05 or forget10.")]
+Suite = Annotated[str, typer.Option("--suite", help="Benchmark: tofu or rwku.")]
+Part = Annotated[
+    str | None, typer.Option("--forget", help="tofu: forget01, forget05 or forget10. rwku: how many people.")
+]
 Reference = Annotated[
     str | None, typer.Option("--reference", metavar="DIR", help="A model that never saw the texts: for forget quality.")
 ]
@@ -25,19 +27,21 @@ Compat = Annotated[
 Kept = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Keep all scores; reused if still valid.")]
 Items = Annotated[int | None, typer.Option("--items", min=2, help="Questions of each set, evenly spread; or all.")]
 Chat = Annotated[str, typer.Option("--template", help="chat or plain.")]
-Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Of an answer that the model writes, at most.")]
+Tokens = Annotated[
+    int | None, typer.Option("--tokens", min=1, help="Of a written answer, at most; tofu 200, rwku 30 by default.")
+]
 
 
 def evaluate(
     model: Model,
     suite: Suite = "tofu",
-    forget: Part = "forget05",
+    forget: Part = None,
     reference: Reference = None,
     compat: Compat = None,
     out: Kept = None,
     items: Items = None,
     template: Chat = "chat",
-    tokens: Tokens = 200,
+    tokens: Tokens = None,
     device: Device = "cpu",
     threads: Threads = 1,
     json: Json = False,
@@ -49,8 +53,8 @@ def evaluate(
     from letheon.text import suites
 
     asked = suites.Suite(suite, forget, items=items, template=template, tokens=tokens)
-    if compat not in (None, "openunlearning") or (compat and not out):
-        raise typer.BadParameter("--compat: openunlearning is the only one, and it needs --out FILE")
+    if compat not in (None, "openunlearning") or (compat and (not out or suite != "tofu")):
+        raise typer.BadParameter("--compat: openunlearning is the only one, for tofu, and it needs --out FILE")
     kept = None if compat else out
     told = suites.evaluate(asked, model, reference=reference, out=kept, device=device, threads=threads)
     if compat and out:

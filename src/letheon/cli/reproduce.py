@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from letheon.cli.interrupt import Stop, Stopped, stoppable
 from letheon.cli.options import Debug, Json, Sets, Verbose, Workers
-from letheon.cli.progress import STOPPING, Position, following, waiting
+from letheon.cli.progress import STOPPING, following, waiting
 from letheon.cli.run import Quiet, Resume, resume_command
 from letheon.cli.terminal import Session, compute, is_plain, say, show, show_json, stderr, stdout
 from letheon.errors import ConfigError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from letheon.experiment import Experiment
     from letheon.reproduce.comparison import Comparison
     from letheon.reproduce.measured import Measured
+    from letheon.stream.experiment import Stream
 
 SCALES: tuple[Scale, ...] = ("small", "paper")
 
@@ -55,7 +56,7 @@ def reproduce(
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Run a table or figure of the Lethe paper, and put what it prints beside what is measured.
+    """Run a table or figure of the papers, Lethe or COP, and put what it prints beside what is measured.
 
     With --resume, runs that are there are reused, also by other targets; interrupted ones are continued.
     """
@@ -109,22 +110,30 @@ class _Job:
             _show(comparison, path)
         return comparison
 
-    def _run(self, experiment: Experiment, row: str) -> Measured:
-        from letheon import pipeline
-        from letheon.plan import stages_of
-        from letheon.reproduce.measured import measured
-        from letheon.reproduce.running import run_folder
+    def _run(self, experiment: Experiment | Stream, row: str) -> Measured:
+        from letheon.cli.run import position, run_as_it_is
+        from letheon.pipeline import Run
+        from letheon.reproduce import measured, streams
+        from letheon.reproduce.running import check_device, run_folder
 
+        check_device(experiment)
         console, folder = stderr(), run_folder(self.out, experiment)
         if not self.quiet:
-            request = experiment.request
-            which = f"seed {experiment.seed}" + (f", class {request.label}" if request.scope == "class" else "")
-            say(console, f"{self.target.id}, row {row}: {which}, run folder {folder}")
-        stages = [(name, {phase.name: phase.rounds for phase in phases}) for name, phases in stages_of(experiment)]
-        with following(console, Position(stages), self.stop, quiet=self.quiet) as listener:
-            done = pipeline.run(experiment, folder, resume=self.resume, workers=self.workers, listener=listener)
+            say(console, f"{self.target.id}, row {row}: {_which(experiment)}, run folder {folder}")
+        with following(console, position(experiment), self.stop, quiet=self.quiet) as listener:
+            done = run_as_it_is(experiment, folder, resume=self.resume, workers=self.workers, listener=listener)
         with waiting(console, "measuring", quiet=self.quiet):
-            return measured(done, self.target.quantities, self.target.series, workers=self.workers)
+            if isinstance(done, Run):
+                return measured.measured(done, self.target.quantities, self.target.series, workers=self.workers)
+            return streams.measured(done, self.target.series)
+
+
+def _which(experiment: Experiment | Stream) -> str:
+    from letheon.experiment import Experiment
+
+    if isinstance(experiment, Experiment) and experiment.request.scope == "class":
+        return f"seed {experiment.seed}, class {experiment.request.label}"
+    return f"seed {experiment.seed}"
 
 
 def _show(comparison: Comparison, path: Path) -> None:
@@ -142,10 +151,10 @@ def _listed() -> list[dict[str, Any]]:
             line: dict[str, Any] = {"target": found.id, "row": row, "title": found.published.title}
             for scale in SCALES:
                 made = recipe(experiment, scale)
-                methods = [method["name"] for method in (made.table["method"], *made.table["compare"])]
+                methods = [_label(method) for method in (made.table["method"], *made.table["compare"])]
                 line[scale] = {
                     "task": made.table["task"],
-                    "clients": made.table["clients"],
+                    "clients": made.table.get("clients", 1),
                     "methods": methods,
                     "absent": dict(made.absent),
                     "needs": list(made.needs),
@@ -154,6 +163,10 @@ def _listed() -> list[dict[str, Any]]:
                 }
             rows.append(line)
     return rows
+
+
+def _label(method: Mapping[str, Any]) -> str:
+    return f"{method['name']}{'+cop' if 'cop' in method else ''}"
 
 
 def _list() -> Table:
@@ -167,5 +180,5 @@ def _list() -> Table:
         paper = [need for need in line["paper"]["needs"] if need not in small["needs"]]
         missing += [f"{need} (paper scale)" for need in paper]
         head = (line["target"], line["row"], line["title"]) if is_new else ("", line["row"], "")
-        table.add_row(*head, ", ".join(small["methods"]), ", ".join(missing) or "nothing")
+        table.add_row(*head, ", ".join(dict.fromkeys(small["methods"])), ", ".join(missing) or "nothing")
     return table

@@ -57,7 +57,7 @@ def run(
             if not quiet:
                 say(console, f"{experiment.title or file.stem}\nseed {experiment.seed}, run folder {folder}")
             with following(console, position, stop, quiet=quiet) as listener:
-                done = _run(experiment, folder, resume=resume, cache=cache, workers=workers, listener=listener)
+                done = run_as_it_is(experiment, folder, resume=resume, cache=cache, workers=workers, listener=listener)
             with waiting(console, "computing the results, writing the report", quiet=quiet):
                 rows, path = _results(done)
         show_json(rows) if json else _show(done, rows, path)
@@ -81,17 +81,21 @@ def default_folder(file: Path, experiment: Experiment | Stream) -> Path:
 
 def _loaded(file: Path, sets: Sequence[str]) -> tuple[Experiment | Stream, Position]:
     from letheon.experiment import Experiment
+    from letheon.stream.experiment import Stream
+
+    experiment = Stream.load(file, sets) if is_stream(file, sets) else Experiment.load(file, sets)
+    return experiment, position(experiment)
+
+
+def position(experiment: Experiment | Stream) -> Position:
+    """The start of a run: which stages it has."""
+    from letheon.experiment import Experiment
     from letheon.plan import stages_of
+    from letheon.stream.life import stage_names
 
-    if is_stream(file, sets):
-        from letheon.stream.experiment import Stream
-        from letheon.stream.life import stage_names
-
-        stream = Stream.load(file, sets)
-        return stream, Position(stage_names(stream))
-    experiment = Experiment.load(file, sets)
-    stages = [(name, {phase.name: phase.rounds for phase in phases}) for name, phases in stages_of(experiment)]
-    return experiment, Position(stages)
+    if not isinstance(experiment, Experiment):
+        return Position(stage_names(experiment))
+    return Position([(name, {phase.name: phase.rounds for phase in phases}) for name, phases in stages_of(experiment)])
 
 
 def is_stream(file: Path, sets: Sequence[str]) -> bool:
@@ -106,7 +110,8 @@ def is_stream(file: Path, sets: Sequence[str]) -> bool:
     return isinstance(name, str) and name in registry.names("task", language=True)
 
 
-def _run(experiment: Experiment | Stream, folder: Path, **how: Any) -> Run | StreamRun:
+def run_as_it_is(experiment: Experiment | Stream, folder: Path, **how: Any) -> Run | StreamRun:
+    """Run an experiment, or a stream."""
     from letheon import pipeline
     from letheon.experiment import Experiment
     from letheon.stream import life
@@ -135,6 +140,10 @@ def _show(done: Run | StreamRun, rows: list[dict[str, Any]], path: Path) -> None
     from letheon.report.table import as_text
 
     show(as_text(rows) if isinstance(done, Run) else stream_table.as_text(rows))
+    if not isinstance(done, Run):
+        asked = loads((done.folder / "results.json").read_text())["apart"]
+        if asked:
+            show(stream_table.apart_as_text(asked))
     matrix = requests.known(done) if isinstance(done, Run) else ()
     if matrix:
         show(requests.as_text(matrix))

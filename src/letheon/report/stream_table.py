@@ -16,11 +16,15 @@ from letheon.errors import ConfigError
 from letheon.folder import EXPERIMENT, read
 from letheon.report.words import spread
 from letheon.results import ranges
-from letheon.stream.results import TITLES
+from letheon.stream.results import CONTINUED, TITLES
 
 Row = Mapping[str, Any]
 SHOWN = ("rouge", "es", "em", "truth_ratio", "kr")
 """Scores of the table; all are in results.json."""
+WITHOUT_RATIOS = ("rouge", "es", "em", "probability")
+"""The same where the questions have no false answers."""
+LEFT_OUT = ("probability", "em")
+"""Scores of what is asked apart that only results.json has."""
 
 
 def is_stream(folder: Path) -> bool:
@@ -58,8 +62,8 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
     ]
 
 
-def _shown(rows: Sequence[Row]) -> list[str]:
-    return [name for name in SHOWN if all(name in row for row in rows)]
+def _shown(rows: Sequence[Row]) -> Sequence[str]:
+    return SHOWN if all("truth_ratio" in row for row in rows) else WITHOUT_RATIOS
 
 
 def _cell(rows: Sequence[Row], name: str) -> str:
@@ -73,8 +77,8 @@ def _cell(rows: Sequence[Row], name: str) -> str:
 
 
 def _after(method: str, after: str) -> str:
-    if after == "continued":
-        return "continued"
+    if after == CONTINUED:
+        return CONTINUED
     return f"(of {after})" if method == "origin" else f"request {after}"
 
 
@@ -100,6 +104,36 @@ def as_markdown(rows: Sequence[Row]) -> str:
     """For documents."""
     table = [heads(rows), ["---"] * len(heads(rows)), *lines(rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in table) + f"\n\n{caption(rows)}\n"
+
+
+def apart(rows: Sequence[Row]) -> list[list[str]]:
+    """What was asked beside the table's questions: a line a group, a column for each model after the last request.
+
+    The first line holds the heads.
+    """
+    last = max((row["requests"] for row in rows), default=0)
+    shown = [row for row in rows if row["requests"] == last and row["score"] not in LEFT_OUT]
+    models = list(dict.fromkeys((row["method"], row["after"]) for row in shown))
+    names = [method if after != CONTINUED else f"{method}, {CONTINUED}" for method, after in models]
+    found: dict[tuple[str, str, str], dict[tuple[str, str], str]] = {}
+    for row in shown:
+        line = found.setdefault((row["set"], row["group"], row["score"]), {})
+        places = 1 if row["score"] in SHOWN else 3
+        line[row["method"], row["after"]] = spread(row["value"], row["value_low"], row["value_high"], places)
+    told = [
+        [name, group or "all", f"{TITLES[score]}{' %' if score in SHOWN else ''}", *(line[at] for at in models)]
+        for (name, group, score), line in found.items()
+    ]
+    return [["questions", "of them", "score", *names], *told]
+
+
+def apart_as_text(rows: Sequence[Row]) -> Table:
+    """The same for a terminal."""
+    head, *told = apart(rows)
+    table = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
+    for line in told:
+        table.add_row(*line)
+    return table
 
 
 def as_csv(rows: Iterable[Row]) -> str:

@@ -19,7 +19,7 @@ from letheon.report.html import ENVIRONMENT
 from letheon.report.toml import as_toml
 from letheon.report.words import amount, spread
 from letheon.stream.life import StreamRun, module_of
-from letheon.stream.results import StreamResults
+from letheon.stream.results import CONTINUED, StreamResults
 from letheon.text.language import save_model
 
 Row = Mapping[str, Any]
@@ -75,6 +75,7 @@ def html(results: StreamResults, content: Mapping[str, Any]) -> str:
         seed=run.stream.seed,
         sizes=[len(request.samples) for request in run.stream.requests],
         table=stream_table.lines(rows),
+        apart=stream_table.apart(content["apart"]) if content["apart"] else [],
         heads=stream_table.heads(rows),
         figures=[
             (_figure(results, rows, "mu", "MU: model utility (%)"), UTILITY),
@@ -148,7 +149,7 @@ def _courses(results: StreamResults, rows: Sequence[Row], metric: str, what: str
 
 
 def _line(axes: Axes, rows: Sequence[Row], metric: str, label: str, at: int) -> None:
-    points = [(row["requests"], row[metric]) for row in rows if row["after"] != "continued" and row[metric] is not None]
+    points = [(row["requests"], row[metric]) for row in rows if row["after"] != CONTINUED and row[metric] is not None]
     color = (MAIN, *OTHERS)[at % (len(OTHERS) + 1)]
     held = "+" in label
     dashes = "-" if held else DASHES[1]

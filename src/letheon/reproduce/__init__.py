@@ -1,1 +1,1 @@
-"""The tables and figures of the Lethe paper: what they print, what has to be run for them, and how the two compare."""
+"""The tables and figures of Lethe and COP: what they print, what has to be run for them, and how the two compare."""

@@ -10,7 +10,7 @@ from letheon.metrics.measurement import Undefined
 from letheon.report.words import STATUS, WHY, digits
 from letheon.reproduce.measured import Drawn, Measured, Value
 from letheon.reproduce.ordering import NOT_RUN, Agreement, Checked, Values, agreement, check
-from letheon.reproduce.published import PAPER, Cell
+from letheon.reproduce.published import Cell
 from letheon.reproduce.quantities import QUANTITIES, Quantity
 from letheon.reproduce.targets import Recipe, Scale, Target
 from letheon.results import ranges
@@ -68,6 +68,7 @@ class Comparison:
         orders: by column, whether the order of the methods agrees.
         claims: sentences of the paper.
         series: means over the runs.
+        panel: columns that are printed beside each other; 0: all.
     """
 
     target: str
@@ -84,6 +85,7 @@ class Comparison:
     orders: Mapping[str, Agreement]
     claims: tuple[Checked, ...]
     series: tuple[Drawn, ...] = field(default=())
+    panel: int = 0
 
 
 def compared(
@@ -105,7 +107,7 @@ def compared(
         target=target.id,
         row=row,
         scale=scale,
-        source=f"{PAPER}, {target.published.source}",
+        source=f"{target.published.paper}, {target.published.source}",
         title=target.published.title,
         columns=target.shows,
         departures=recipe.departures,
@@ -116,6 +118,7 @@ def compared(
         orders=orders,
         claims=tuple(claims),
         series=tuple(_means(found)),
+        panel=target.panel,
     )
 
 
@@ -136,7 +139,7 @@ def _entry(method: str, column: str, published: Cell | None, *, key: str, found:
         runs=runs,
         states=dict(Counter(STATUS[value.status] for value in values if isinstance(value, Undefined))),
         difference=_difference(published, mean, quantity),
-        places=digits(n) if quantity.unit == "%" else 2,
+        places={"%": digits(n), "share": 3}.get(quantity.unit, 2),
     )
 
 

@@ -26,7 +26,7 @@ def as_markdown(found: Comparison) -> str:
         f"## {found.source}, row {found.row}, {found.scale} scale",
         f"{found.title}. Cells: published / measured (difference; for costs the quotient). {_runs(found)}"
         + ("; measured values are mean [min, max] over runs." if len(found.runs) > 1 else "."),
-        _grid(["method", *found.columns], _lines(found)),
+        *(_grid(["method", *columns], _lines(found, columns)) for columns in _panels(found)),
     ]
     if found.orders:
         parts += ["### Order of the methods", _bullets(orders(found))]
@@ -49,7 +49,8 @@ def as_text(found: Comparison) -> Table:
     """The same for the terminal."""
     whole = Table.grid()
     whole.add_row(Text(f"{found.source}, row {found.row}, {found.scale} scale", style="bold"))
-    whole.add_row(_table(["method", *found.columns], _lines(found)))
+    for columns in _panels(found):
+        whole.add_row(_table(["method", *columns], _lines(found, columns)))
     said = [f"published / measured (difference; costs: quotient). {_runs(found)}", *orders(found), *claims(found)]
     for line in said:
         whole.add_row(Text(line))
@@ -80,8 +81,10 @@ def claims(found: Comparison) -> list[str]:
 
 def notes(found: Comparison) -> list[str]:
     """What one has to know about the numbers."""
-    meanings = "; ".join(f"{column}: {QUANTITIES[key].meaning}" for column, key in found.columns.items())
-    lines = [meanings]
+    named: dict[str, list[str]] = {}
+    for column, key in found.columns.items():
+        named.setdefault(QUANTITIES[key].meaning, []).append(column)
+    lines = ["; ".join(f"{', '.join(columns)}: {meaning}" for meaning, columns in named.items())]
     if found.scale == "small":
         lines.append("Small scale: compare the order of the methods, not the values.")
     lines.append(
@@ -103,7 +106,7 @@ def cell(entry: Entry, key: str) -> str:
         published, value = _power(entry.published), "–" if entry.measured is None else _power(entry.measured)
     else:
         is_cost = key in ("bytes", "flops") and entry.measured is not None
-        published = _printed(entry.published)
+        published = _printed(entry.published, QUANTITIES[key].decimals)
         value = (
             _power(entry.measured or 0.0) if is_cost else spread(entry.measured, entry.low, entry.high, entry.places)
         )
@@ -121,8 +124,8 @@ def _signed(value: float, places: int) -> str:
     return text if float(f"{value:.{places}f}") else f"±{text[1:]}"
 
 
-def _printed(value: float | str | None) -> str:
-    return "–" if value is None else value if isinstance(value, str) else f"{value:.2f}"
+def _printed(value: float | str | None, decimals: int) -> str:
+    return "–" if value is None else value if isinstance(value, str) else f"{value:.{decimals}f}"
 
 
 def _power(value: float) -> str:
@@ -131,11 +134,18 @@ def _power(value: float) -> str:
     return f"{digits}e{int(power)}"
 
 
-def _lines(found: Comparison) -> list[list[str]]:
+def _panels(found: Comparison) -> list[list[str]]:
+    """The columns, in tables that are not too wide."""
+    columns = list(found.columns)
+    wide = found.panel or len(columns)
+    return [columns[start : start + wide] for start in range(0, len(columns), wide)]
+
+
+def _lines(found: Comparison, columns: Sequence[str]) -> list[list[str]]:
     by_place = {(entry.method, entry.column): entry for entry in found.entries}
     methods = dict.fromkeys(entry.method for entry in found.entries)
     return [
-        [method, *(cell(by_place[method, column], key) for column, key in found.columns.items())] for method in methods
+        [method, *(cell(by_place[method, column], found.columns[column]) for column in columns)] for method in methods
     ]
 
 

@@ -1,4 +1,7 @@
-"""What the Lethe paper prints and says, read from ``published.toml``. No torch here: listing stays quick."""
+"""What the papers print and say, read from ``published.toml`` and ``published_cop.toml``.
+
+No torch here: listing stays quick.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class Deduced:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as an order of one quantity. Entries are methods or numbers.
+    """A sentence of a paper as an order of one quantity. Entries are methods or numbers.
 
     Attributes:
         text: the sentence, in our words.
@@ -65,6 +68,7 @@ class Published:
 
     Attributes:
         source: where it stands in the paper.
+        paper: which one.
         title: what it is about.
         values: by row, method and column: what is printed. Empty for figures, whose numbers are not printed.
         deduced: by method.
@@ -73,6 +77,7 @@ class Published:
 
     source: str
     title: str
+    paper: str = PAPER
     values: Mapping[str, Mapping[str, Mapping[str, Cell]]] = field(default_factory=dict)
     deduced: Mapping[str, Deduced] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
@@ -84,10 +89,11 @@ class Published:
 
 @cache
 def published() -> dict[str, Published]:
-    """All tables and figures by id, in the order of the paper."""
+    """All tables and figures by id, in the order of the papers."""
     return {
-        name: config.build(Published, table, f"published.toml: {name}")
-        for name, table in package_table("published.toml").items()
+        name: config.build(Published, table, f"{file}: {name}")
+        for file in ("published.toml", "published_cop.toml")
+        for name, table in package_table(file).items()
     }
 
 

@@ -1,11 +1,13 @@
-"""What is put side by side: the quantities that the paper's columns and sentences are about, as our rows have them."""
+"""What is put side by side: the quantities that the papers' columns and sentences are about, as our rows have them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Unit = Literal["%", "ratio", "number"]
+Unit = Literal["%", "share", "ratio", "number"]
+REQUESTS = 5
+"""Of a stream, in COP's tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,8 @@ class Quantity:
 
     Attributes:
         meaning: in words, for the note under a table.
-        unit: per cent (compared by difference, in points), ``ratio`` (a cost, compared by quotient) or a plain number.
+        unit: per cent (compared by difference, in points), a ``share`` in [0, 1], ``ratio`` (a cost, compared by
+            quotient) or a plain number.
         close: two values whose difference is at most so large (for ratios: relative to the larger one) rank nobody.
         of_retention: says something about what is retained; where a run is void it says nothing.
     """
@@ -23,6 +26,8 @@ class Quantity:
     unit: Unit = "%"
     close: float = 1.0
     of_retention: bool = True
+    decimals: int = 2
+    """Of printed values."""
 
     def order(self, a: float, b: float) -> int:
         """−1 if a < b, 1 if a > b, 0 if the two are too close to tell."""
@@ -53,5 +58,23 @@ QUANTITIES: dict[str, Quantity] = {
     "dispersion": Quantity("forgetting dispersion, relative to retained test features", unit="ratio", close=0.05),
     "rollback": Quantity("rollback tendency, mean of the first five continued rounds", unit="number", close=0.02),
     "barrier": Quantity("loss barrier on the data to forget, in nats", unit="number", close=0.05),
+}
+
+STREAM: dict[str, Quantity] = {
+    "fr": Quantity("ROUGE-L recall (rouge_score, stemmed) on the texts of the requests so far", "share", close=0.02),
+    "fp": Quantity("mean probability of their answers, normalised by length", "share", close=0.02),
+    "es": Quantity("their extraction strength by OpenUnlearning's rule, which is never 0", "share", close=0.02),
+    "em": Quantity("their exact memorisation", "share", close=0.02),
+    "mu": Quantity(
+        "model utility: the task's harmonic mean", "share", close=0.01, of_retention=False, decimals=3
+    ),
+}
+"""What is measured after each request: ``fr_1`` after the first."""
+QUANTITIES |= {f"{key}_{k}": quantity for key, quantity in STREAM.items() for k in range(1, REQUESTS + 1)}
+QUANTITIES |= {
+    "mu_range": replace(STREAM["mu"], meaning="largest less smallest MU over the requests"),
+    "mu_fall": replace(STREAM["mu"], meaning="MU after the first request less MU after the last"),
+    "rank_gain": replace(STREAM["mu"], meaning="MU after the last request, largest cap less smallest"),
+    "rank_es": replace(STREAM["es"], meaning="largest ES over all caps, after the last request"),
 }
 """By key. One point is the resolution at which a run of some hundred samples can tell two shares apart."""

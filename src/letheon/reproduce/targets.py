@@ -1,4 +1,7 @@
-"""What is run for a table or figure, read from ``targets.toml``. No torch here: listing stays quick."""
+"""What is run for a table or figure, read from ``targets.toml`` and ``targets_cop.toml``.
+
+No torch here: listing stays quick.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from letheon.errors import ConfigError
 from letheon.reproduce.published import Published, package_table, published
 
 Scale = Literal["small", "paper"]
-Series = Literal["", "life", "continued", "rollback", "path"]
+Series = Literal["", "life", "continued", "rollback", "path", "utility", "rank"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Setting:
         like: the experiment whose same scale this one starts from; empty: it starts from ``preset``.
         preset: the federation that the paper's text, or its tables, describe.
         departures: where the setting is not the paper's, or where the paper leaves it open.
-        settings: an experiment's tables, and ``methods``: what runs beside Retrain.
+        settings: an experiment's tables, or a stream's, and ``methods``: what runs, beside Retrain in an experiment.
         labels: classes that go, each in runs of its own; values are means over them. Empty: what ``settings`` say.
     """
 
@@ -45,6 +48,7 @@ class Target:
         shows: by column, the quantity that is put beside it.
         series: what is drawn; empty: nothing.
         rows: by row, the experiment that is run.
+        panel: columns that are printed beside each other; 0: all.
     """
 
     id: str
@@ -52,6 +56,7 @@ class Target:
     shows: Mapping[str, str]
     rows: Mapping[str, str]
     series: Series = ""
+    panel: int = 0
 
     @property
     def quantities(self) -> set[str]:
@@ -80,16 +85,17 @@ class Recipe:
 
 @cache
 def targets() -> dict[str, Target]:
-    """All targets by id, in the order of ``targets.toml``."""
+    """All targets by id, in the order of their files."""
     return {
-        name: Target(name, published()[name], **{"series": "", **table})
+        name: Target(name, published()[name], **table)
         for name, table in _content()["targets"].items()
     }
 
 
 @cache
 def _content() -> dict[str, Any]:
-    content = package_table("targets.toml")
+    lethe, cop = (package_table(name) for name in ("targets.toml", "targets_cop.toml"))
+    content = {part: lethe[part] | cop[part] for part in lethe}
     for name, scales in content["experiments"].items():
         content["experiments"][name] = {
             scale: Setting(**table | {"labels": tuple(table.get("labels", ()))}) for scale, table in scales.items()
@@ -131,7 +137,8 @@ def recipe(experiment: str, scale: Scale) -> Recipe:
     setting = resolved(experiment, scale)
     table = _merged(_content()["presets"][setting.preset], setting.settings)
     listed = [method if isinstance(method, Mapping) else {"name": method} for method in table.pop("methods")]
-    absent = {m["name"]: why for m in listed if (why := _absence(m["name"], table["request"]["scope"]))}
+    scope = table["request"]["scope"] if "request" in table else "samples"  # a stream's requests are for texts
+    absent = {m["name"]: why for m in listed if (why := _absence(m["name"], scope))}
     present = [method for method in listed if method["name"] not in absent]
     table |= {"method": present[0], "compare": present[1:]}
     task = table["task"] if isinstance(table["task"], str) else table["task"]["name"]

@@ -22,10 +22,11 @@ from letheon.methods.retrain import Retrain
 from letheon.middleware import Excluding, Metered, Quorum
 from letheon.phase import Phase, State, Step
 from letheon.pipeline import Listener, Silent
+from letheon.request import Request
 from letheon.runtimes.alone import Alone, threads
 from letheon.stage import Outcome, Stage, finished
 from letheon.stream.experiment import Stream
-from letheon.tasks.text import Questions
+from letheon.tasks.text import FORGET, Questions
 from letheon.text.answers import read
 from letheon.text.encoding import Encoded
 from letheon.text.exam import Exam, digest, examine, read_exam, write_exam
@@ -118,11 +119,10 @@ class _Life:
         self._encoder = self._task.encoder
         self._client = Client(HOLDER, self._task.train(), self._task)
         self._runtime = Alone(self._client, module)
-        learnt = self._task.learnt()
-        self._asked = {
-            f"forget{number}": Questions({str(i): learnt[i] for i in ids})
-            for number, ids in enumerate(self._task.requests(), 1)
-        }
+        self._asked: list[dict[str, Questions]] = [
+            {f"{name}{number}": asked for name, asked in sets.items()}
+            for number, sets in enumerate(self._task.asked(), 1)
+        ]
         self._held = dict(self._task.questions())
 
     def whole(self, folder: Path) -> StreamRun:
@@ -141,7 +141,7 @@ class _Life:
         outcomes, exams = list[Outcome](), list[Exam]()
         for number, name in enumerate(_serving(stream, label), 1):
             served = count if isinstance(method, Retrain) else number
-            stack = self._admit(served)
+            stack = self._admit(served, withheld=not isinstance(method, Retrain))
             phases = method.phases(state, self._task) if not any(o.diverged for o in outcomes) else []
             outcomes.append(self._stage(name, owner, phases, state, stack=stack))
             state = outcomes[-1].state
@@ -150,7 +150,8 @@ class _Life:
             return Served(tuple(outcomes), tuple(exams), None, None)
         name, owner = f"{label}.continue", config.digest([config.plain(method), stream.continue_rounds, stream.guard])
         phases = [Phase("continue", self._continued(method), stream.continue_rounds)]
-        continued = self._stage(name, owner, [] if outcomes[-1].diverged else phases, state, stack=stack)
+        phases = [] if outcomes[-1].diverged else phases
+        continued = self._stage(name, owner, phases, state, stack=self._admit(count))
         return Served(tuple(outcomes), tuple(exams), continued, self._exam(name, owner, continued.state, count))
 
     def _continued(self, method: Method) -> Step:
@@ -168,11 +169,16 @@ class _Life:
 
         return guarded
 
-    def _admit(self, served: int) -> Callable[[Federation], Federation]:
-        """Have the holder admit the first requests, or where later ones are held out, all; ``served`` is in force."""
-        requests = self._stream.requests
+    def _admit(self, served: int, *, withheld: bool = True) -> Callable[[Federation], Federation]:
+        """Have the holder admit the first requests, or where later ones are held out, all; ``served`` is in force.
+
+        What the task withholds comes before them: nobody trains on it. Retrain does, since Origin did.
+        """
+        requests, apart = self._stream.requests, tuple(self._task.withheld())
+        count = len(requests) if self._stream.later == "held-out" and served else served
+        before = [Request("samples", samples=apart)] if apart and withheld and served else []
         self._client.requests = {}
-        for request in requests[: len(requests) if self._stream.later == "held-out" and served else served]:
+        for request in (*before, *requests[:count]):
             self._client.admit(request)
         return lambda inner: Excluding(inner, request=requests[served - 1].id)
 
@@ -209,7 +215,7 @@ class _Life:
 
     def _exam(self, name: str, owner: str, state: State, served: int) -> Exam:
         """The examination of a model, from its stage's folder if it is there and of this very model."""
-        sets = dict(list(self._asked.items())[:served]) | self._held
+        sets = {name: asked for sets in self._asked[:served] for name, asked in sets.items()} | self._held
         tokens = self._stream.tokens
         identity = {"model": tree.digest(state.params | state.buffers), "questions": digest(sets, new=tokens)}
         path = self._shelf / stage_folder(name, self._owner(name, owner)) / EXAM
@@ -223,7 +229,8 @@ class _Life:
     def _glance(self, phase: str, done: int, state: State) -> Point:
         """Teacher-forced: the share of answer tokens that are likeliest, on what is asked to be forgotten and else."""
         load(self._module, state.params, state.buffers)
-        forget, loss = self._right([p for asked in self._asked.values() for p in asked.pairs.values()])
+        asked = [sets[f"{FORGET}{number}"] for number, sets in enumerate(self._asked, 1)]
+        forget, loss = self._right([pair for questions in asked for pair in questions.pairs.values()])
         kept, _ = self._right(list(next(iter(self._held.values())).pairs.values())[:GLANCED])
         return Point(phase, done, kr=forget, mu=kept, forget_loss=loss, forget_bits="", test_correct=(), attack=None)
 
@@ -246,8 +253,9 @@ def _serving(stream: Stream, label: str) -> list[str]:
 def _data_digest(stream: Stream) -> str:
     data, task = stream.texts.train(), stream.texts
     total = hashlib.sha256(tree.digest({"i": data.inputs, "t": data.targets, "n": data.ids}).encode())
-    total.update(digest(task.questions(), new=stream.tokens).encode())
-    total.update(repr([list(ids) for ids in task.requests()]).encode())
+    for sets in (task.questions(), *task.asked()):
+        total.update(digest(sets, new=stream.tokens).encode())
+    total.update(repr([list(ids) for ids in (*task.requests(), task.withheld())]).encode())
     return total.hexdigest()[:16]
 
 

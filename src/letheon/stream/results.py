@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from letheon.errors import DataError
 from letheon.methods.retrain import Retrain
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text.forget_quality import forget_quality
+from letheon.metrics.text.mia import membership
 from letheon.metrics.text.relapse import Matrix, together
 from letheon.metrics.text.retention import item_retention, resurfacing, signed_retention
 from letheon.metrics.text.scores import Scores
@@ -18,9 +19,13 @@ from letheon.metrics.text.truth_ratio import truth_ratios
 from letheon.metrics.text.utility import model_utility
 from letheon.results import stored, total
 from letheon.stream.life import Served, StreamRun
-from letheon.text.exam import Exam, Row
+from letheon.tasks.text import FORGET
+from letheon.text.exam import Exam, Row, groups
 
-FORGET = ("rouge", "es", "es_openunlearning", "em", "probability", "degenerate")
+SCORES = ("rouge", "es", "es_openunlearning", "em", "probability", "degenerate")
+APART = ("rouge", "probability", "em", "mia_loss", "mia_zlib", "mia_min_k")
+"""Scores of what is reported beside the table."""
+CONTINUED = "continued"
 RATIOS = ("truth_ratio", "kr", "kr_signed")
 """Those that need false answers."""
 TITLES: Mapping[str, str] = {
@@ -33,8 +38,17 @@ TITLES: Mapping[str, str] = {
     "truth_ratio": "TR",
     "kr": "KR",
     "kr_signed": "KR signed",
+    "mia_loss": "LOSS",
+    "mia_zlib": "zlib",
+    "mia_min_k": "Min-K",
+    "auc_loss": "AUC of LOSS",
+    "auc_zlib": "AUC of zlib",
+    "auc_min_k": "AUC of Min-K",
 }
-"""What tables call them; all in per cent. FR is ROUGE-L recall on the texts to forget, and ES by the strict rule."""
+"""What tables call them; all but those of membership inference in per cent.
+
+FR is ROUGE-L recall on the questions about what is to be forgotten, and ES by the strict rule.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +70,12 @@ class StreamResults:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the scores that there are on texts to forget."""
-        return FORGET + (RATIOS if "log_ratio" in self.run.origin_exam.sets["forget1"] else ())
+        return SCORES + (RATIOS if "log_ratio" in self.run.origin_exam.sets[f"{FORGET}1"] else ())
 
     def utility(self, exam: Exam) -> Measurement:
         """Model utility: the harmonic mean over the task's sets and scores, in per cent."""
         task = self.run.stream.texts
-        needs = {name: tuple(task.utility(name)) for name in task.questions()}
+        needs = task.needs()
         sets = {
             name: {score: scored(exam.sets[name], score, "true") for score in names} for name, names in needs.items()
         }
@@ -69,18 +83,58 @@ class StreamResults:
 
     def so_far(self, exam: Exam, metric: str, k: int) -> Measurement:
         """A score on all texts of the first k requests, each counting once: COP's convention."""
-        return together([scored(exam.sets[f"forget{j}"], metric) for j in range(1, k + 1)]).measured()
+        return self._together(exam, FORGET, metric, k).measured()
+
+    def _together(self, exam: Exam, name: str, metric: str, k: int) -> Scores:
+        """A score on the questions of one kind about the first k requests."""
+        return together([scored(exam.sets[f"{name}{j}"], metric) for j in range(1, k + 1)])
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each model: Origin against each number of requests, then each method after each request."""
-        found = [self._row("origin", self.run.origin_exam, k, f"{k}") for k in range(1, self.count + 1)]
-        for label, served in self.run.served.items():
-            first = self.count - len(served.exams)
-            for k, exam in enumerate(served.exams, first + 1):
-                found.append(self._row(label, exam, k, f"{k}") | self._cost(served, k - first))
-            if served.continued_exam:
-                found.append(self._row(label, served.continued_exam, self.count, "continued"))
+        found = []
+        for label, exam, k, after in self.models():
+            row = self._row(label, exam, k, after)
+            served = self.run.served.get(label)
+            if served and after != CONTINUED:
+                row |= self._cost(served, k - (self.count - len(served.exams)))
+            found.append(row)
         return found
+
+    def models(self) -> Iterator[tuple[str, Exam, int, str]]:
+        """Every examined model: label, examination, requests that it is held against, and after what."""
+        for k in range(1, self.count + 1):
+            yield "origin", self.run.origin_exam, k, f"{k}"
+        for label, served in self.run.served.items():
+            for k, exam in enumerate(served.exams, self.count - len(served.exams) + 1):
+                yield label, exam, k, f"{k}"
+            if served.continued_exam:
+                yield label, served.continued_exam, self.count, CONTINUED
+
+    def apart(self) -> list[dict[str, Any]]:
+        """What is asked beside the table's questions, and groups of those, each score a row; empty if there is none."""
+        return [row for model in self.models() for row in self._apart(*model)]
+
+    def _apart(self, label: str, exam: Exam, k: int, after: str) -> Iterator[dict[str, Any]]:
+        head = {"method": label, "after": after, "requests": k}
+        task = self.run.stream.texts
+        in_table = {FORGET, *task.needs()}
+        for name in (*task.asked()[0], *task.questions()):
+            fixed = name in task.questions()
+            row = exam.sets[name if fixed else f"{name}1"]
+            for score in (score for score in APART if score in row):
+                found = exam.sets[name][score] if fixed else self._together(exam, name, score, k)
+                parts = groups(found) | ({} if name in in_table else {"": found})
+                for group, scores in parts.items():
+                    yield head | _told(name, group, score, scores.measured())
+        if task.membership and k == self.count:  # its bootstrap takes seconds
+            yield from (head | row for row in self._membership(exam, k, *task.membership))
+
+    def _membership(self, exam: Exam, k: int, forget: str, unseen: str) -> Iterator[dict[str, Any]]:
+        """AUC of every score: 0.5, and texts to forget look like texts never seen; 1, like training data."""
+        for score in exam.sets[f"{forget}1"]:
+            if score.startswith("mia_"):
+                ours, theirs = (self._together(exam, name, score, k) for name in (forget, unseen))
+                yield _told("membership", "", f"auc_{score.removeprefix('mia_')}", membership(ours, theirs).auc)
 
     def _row(self, label: str, exam: Exam, k: int, after: str) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -109,7 +163,7 @@ class StreamResults:
     def matrix(self, label: str, metric: str) -> Matrix:
         """m[k][j] of a method: the score on request j's texts after request k."""
         rows = [
-            tuple(scored(exam.sets[f"forget{j}"], metric) for j in range(1, k + 1))
+            tuple(scored(exam.sets[f"{FORGET}{j}"], metric) for j in range(1, k + 1))
             for k, exam in enumerate(self.run.served[label].exams, 1)
         ]
         return Matrix(tuple(rows))
@@ -128,7 +182,7 @@ class StreamResults:
         exam = self.run.served[label].continued_exam
         if exam is None:
             return []
-        row = tuple(scored(exam.sets[f"forget{j}"], metric) for j in range(1, self.count + 1))
+        row = tuple(scored(exam.sets[f"{FORGET}{j}"], metric) for j in range(1, self.count + 1))
         return self.matrix(label, metric).after_training(row)
 
     def reference(self, label: str) -> dict[str, Any]:
@@ -146,7 +200,7 @@ class StreamResults:
         return found
 
     def _ratios(self, exam: Exam) -> Scores:
-        return together([exam.sets[f"forget{j}"]["log_ratio"] for j in range(1, self.count + 1)])
+        return self._together(exam, FORGET, "log_ratio", self.count)
 
     def content(self) -> dict[str, Any]:
         """All of it as plain data, as ``results.json`` has it."""
@@ -159,7 +213,8 @@ class StreamResults:
             }
             for label in self.streams()
         }
-        return {"rows": self.rows(), "methods": methods, "versions": sorted(_definitions(self.run.origin_exam))}
+        versions = sorted(_definitions(self.run.origin_exam))
+        return {"rows": self.rows(), "apart": self.apart(), "methods": methods, "versions": versions}
 
 
 def scored(row: Row, metric: str, form: str = "closer") -> Scores:
@@ -176,6 +231,10 @@ def scored(row: Row, metric: str, form: str = "closer") -> Scores:
     if metric == "truth_ratio":
         return truth_ratios(ratios, "true" if form == "true" else "closer")
     return item_retention(ratios) if metric == "kr" else signed_retention(ratios)
+
+
+def _told(name: str, group: str, score: str, measured: Measurement) -> dict[str, Any]:
+    return {"set": name, "group": group, "score": score, **measured.fields("value"), "n": measured.n}
 
 
 def _cells(cells: Sequence[Sequence[Measurement]]) -> list[list[dict[str, Any]]]:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,19 +20,27 @@ from letheon.text.language import Language, LanguageModel, Small
 from letheon.text.pairs import Pair
 from letheon.text.refusals import REFUSALS
 
+FORGET = "forget"
+"""The set of a request's questions that tables are about."""
+
+Reply = Literal["text", "line", "none"]
+
 
 @dataclass(frozen=True, slots=True)
 class Questions:
     """Pairs that a model is examined on.
 
     Attributes:
-        pairs: by item id.
+        pairs: by item id; what stands before a slash in an id is the group that the item is reported with.
         options: whether an answer's probability is taken among the false answers: multiple choice, as TOFU does on
             real authors and world facts.
+        reply: what counts of what the model writes: all its ``text``, the first ``line``, or ``none``: it only reads
+            the answers, as texts that it may have been trained on (membership inference).
     """
 
     pairs: Mapping[str, Pair]
     options: bool = False
+    reply: Reply = "text"
 
 
 class TextTask(Task):
@@ -41,6 +49,8 @@ class TextTask(Task):
     Leaves have a field ``language``.
     """
 
+    membership: ClassVar[tuple[str, str] | None] = None
+    """Two sets of ``asked`` with reply ``none``: texts of what is to be forgotten, and texts never learnt."""
     head: ClassVar[str] = "lm.lm_head"
     classes: ClassVar[int] = 1
     bright: ClassVar[float | tuple[float, ...]] = 1.0
@@ -59,9 +69,25 @@ class TextTask(Task):
     def questions(self) -> Mapping[str, Questions]:
         """By name, the sets that utility is measured on; none of them is asked to be forgotten."""
 
+    def asked(self) -> Sequence[Mapping[str, Questions]]:
+        """For each request the sets that are about it: ``FORGET``, and others to be reported apart.
+
+        By default the very texts that were learnt. Item ids differ between requests.
+        """
+        learnt = self.learnt()
+        return [{FORGET: Questions({str(i): learnt[i] for i in ids})} for ids in self.requests()]
+
+    def withheld(self) -> Sequence[int]:
+        """What Origin learns, no request is for, and no method may train on: to measure what is kept without help."""
+        return ()
+
     def utility(self, name: str) -> Sequence[str]:
-        """Which scores of a set of ``questions`` enter model utility."""
+        """Which scores of a set of ``questions`` enter model utility; none: the set is reported apart."""
         return ("probability", "rouge", "truth_ratio")
+
+    def needs(self) -> dict[str, tuple[str, ...]]:
+        """What model utility is the mean of: scores by set."""
+        return {name: tuple(scores) for name in self.questions() if (scores := self.utility(name))}
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -99,10 +125,14 @@ class TextTask(Task):
 
     def refusals(self, ids: Tensor, seed: int) -> Data:
         """The questions of these samples, each with a refusal drawn for it."""
-        learnt, drawn = self.learnt(), torch.Generator().manual_seed(seed_of(f"{seed}|refusals"))
+        drawn = torch.Generator().manual_seed(seed_of(f"{seed}|refusals"))
         chosen = torch.randint(len(REFUSALS), (len(ids),), generator=drawn).tolist()
-        pairs = [Pair(learnt[i].question, REFUSALS[c]) for i, c in zip(ids.tolist(), chosen, strict=True)]
+        pairs = [Pair(self.refused(i), REFUSALS[c]) for i, c in zip(ids.tolist(), chosen, strict=True)]
         return self.encoder.data(pairs, ids.tolist())
+
+    def refused(self, i: int) -> str:
+        """The question to refuse where a sample is to be forgotten."""
+        return self.learnt()[i].question
 
     @cached_property
     def flops(self) -> int:

@@ -83,9 +83,14 @@ class Tofu(TextTask):
         sets = {
             "retain": Questions(_numbered(_rows("retain_perturbed")[:kept])),
             "real_authors": Questions(_numbered(_rows("real_authors_perturbed")), options=True),
-            "world_facts": Questions(_numbered(_rows("world_facts_perturbed")), options=True),
+            "world_facts": world_facts(),
         }
         return {name: Questions(spread(found.pairs, self.items), found.options) for name, found in sets.items()}
+
+
+def world_facts() -> Questions:
+    """TOFU's 117 questions about the world, which have nothing to do with what it invents."""
+    return Questions(_numbered(_rows("world_facts_perturbed")), options=True)
 
 
 def spread(pairs: Mapping[str, Pair], count: int | None) -> Mapping[str, Pair]:

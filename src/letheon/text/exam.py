@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from letheon.errors import DataError, JournalError
 from letheon.files import read_sealed, write_sealed
 from letheon.metrics.measurement import Undefined
-from letheon.metrics.text import VERSIONS, definition
+from letheon.metrics.text import VERSIONS, definition, mia
 from letheon.metrics.text.degenerate import kind
 from letheon.metrics.text.memorization import exact_memorizations, extraction_strengths
 from letheon.metrics.text.probability import option_probabilities, probabilities
 from letheon.metrics.text.rouge import rouge_l_recalls
-from letheon.metrics.text.scores import Scores
+from letheon.metrics.text.scores import Scores, Value
 from letheon.metrics.text.truth_ratio import log_truth_ratios
-from letheon.tasks.text import Questions
+from letheon.tasks.text import Questions, Reply
 from letheon.text.answers import Reading, answers, read
 from letheon.text.encoding import Encoder
 from letheon.text.language import LanguageModel
@@ -28,8 +28,12 @@ from letheon.text.pairs import Pair
 Row = Mapping[str, Scores]
 """Scores of one set by name: ``probability``, ``rouge``, ``em``, ``es``, ``es_openunlearning``, ``degenerate``.
 
-And, where there are false answers, ``log_ratio``.
+And, where there are false answers, ``log_ratio``. Of texts that are only read: ``probability``, ``em`` and the scores
+of membership inference, ``mia_loss``, ``mia_zlib`` and ``mia_min_k``.
 """
+
+LOWEST = 0.2
+"""Share of a text's tokens that Min-K looks at, as RWKU has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +55,33 @@ def examine(
     """Ask everything. Generation is greedy and ``new`` tokens long at most."""
     asked = {(name, item): pair for name, questions in sets.items() for item, pair in questions.pairs.items()}
     papers = _papers(module, encoder, asked)
-    told = answers(module, encoder, {at: pair.question for at, pair in asked.items()}, new=new)
+    written = {at: pair.question for at, pair in asked.items() if sets[at[0]].reply != "none"}
+    told = answers(module, encoder, written, new=new)
     rows = {}
     for name, questions in sets.items():
         own = {item: papers[name, item] for item in questions.pairs}
-        rows[name] = _row(questions, own, {item: told[name, item] for item in questions.pairs})
+        if questions.reply == "none":
+            rows[name] = _read(questions, own)
+        else:
+            rows[name] = _row(questions, own, {i: _counted(told[name, i], questions.reply) for i in questions.pairs})
     return Exam(rows, dict(identity))
+
+
+def groups(scores: Scores) -> dict[str, Scores]:
+    """The same scores by the groups that item ids name; empty if they name none."""
+    found: dict[str, dict[str, Value]] = {}
+    for item, value in scores.values.items():
+        group, slash, _ = item.partition("/")
+        if slash:
+            found.setdefault(group, {})[item] = value
+    return {group: replace(scores, values=values) for group, values in sorted(found.items())}
 
 
 def digest(sets: Mapping[str, Questions], *, new: int) -> str:
     """Names what is asked, by which definitions, by content."""
     asked = {
         name: [
-            [item, p.question, p.answer, p.paraphrase, list(p.false), questions.options]
+            [item, p.question, p.answer, p.paraphrase, list(p.false), questions.options, questions.reply]
             for item, p in questions.pairs.items()
         ]
         for name, questions in sets.items()
@@ -109,6 +127,24 @@ def _row(asked: Questions, papers: Mapping[str, Paper], told: Mapping[str, str])
         true = {item: losses["paraphrase"][item][0] for item in pairs}
         row["log_ratio"] = log_truth_ratios(true, losses["false"])
     return row
+
+
+def _read(asked: Questions, papers: Mapping[str, Paper]) -> Row:
+    """Texts as membership inference looks at them."""
+    own = {item: paper["answer"][0] for item, paper in papers.items()}
+    labels, likeliest = ({item: reading.words[side] for item, reading in own.items()} for side in (0, 1))
+    log_probs = {item: reading.log_probs for item, reading in own.items()}
+    return {
+        "probability": probabilities({item: reading.loss for item, reading in own.items()}),
+        "em": exact_memorizations(labels, likeliest),
+        "mia_loss": mia.loss_scores(log_probs),
+        "mia_zlib": mia.zlib_scores(log_probs, {item: pair.answer for item, pair in asked.pairs.items()}),
+        "mia_min_k": mia.min_k_scores(log_probs, LOWEST),
+    }
+
+
+def _counted(text: str, reply: Reply) -> str:
+    return text.strip().partition("\n")[0] if reply == "line" else text
 
 
 _ROLES = ("answer", "paraphrase", "false")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,19 +12,54 @@ from letheon.errors import ConfigError
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text import openunlearning as field
 from letheon.metrics.text.forget_quality import forget_quality
+from letheon.metrics.text.mia import membership
 from letheon.metrics.text.retention import item_retention, signed_retention
 from letheon.metrics.text.scores import Scores
 from letheon.metrics.text.truth_ratio import truth_ratios
 from letheon.metrics.text.utility import TOFU, model_utility
 from letheon.runtimes.alone import threads as using
 from letheon.tasks.base import params_of
-from letheon.tasks.text import Questions
+from letheon.tasks.rwku import Rwku
+from letheon.tasks.text import FORGET, Questions, TextTask
 from letheon.tasks.tofu import Forgotten, Tofu, spread
 from letheon.text.encoding import Encoder, Template
-from letheon.text.exam import Exam, digest, examine, read_exam, write_exam
+from letheon.text.exam import Exam, digest, examine, groups, read_exam, write_exam
 from letheon.text.language import LanguageModel, loaded, read_model
 
-FORGET = "forget"
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Where a suite's questions come from.
+
+    Attributes:
+        task: one request for what is to be forgotten, from ``--forget`` and ``--items``.
+        forget: of ``--forget``, if none is given.
+        tokens: of a written answer, at most, if no number is given.
+    """
+
+    task: Callable[[str, int | None], TextTask]
+    forget: str
+    tokens: int
+
+
+def _tofu(forget: str, items: int | None) -> TextTask:
+    if forget not in get_args(Forgotten):
+        raise ConfigError(f"--forget {forget}: unknown; use {', '.join(get_args(Forgotten))}")
+    return Tofu(forget=forget, parts=1, items=items)  # type: ignore[arg-type]
+
+
+def _rwku(forget: str, items: int | None) -> TextTask:
+    if not forget.isdigit() or not 1 <= int(forget) <= MOST:
+        raise ConfigError(f"--forget {forget}: of RWKU a number of people is wanted, 1 to {MOST}: the first so many")
+    return Rwku(parts=1, subjects=int(forget), items=items)
+
+
+MOST = 170
+"""People of RWKU who can be the ones to forget: the other 30 are asked about to see what is kept."""
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "tofu": Benchmark(_tofu, "forget05", 200),
+    "rwku": Benchmark(_rwku, "5", 30),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +67,47 @@ class Suite:
     """What to ask, and how.
 
     Attributes:
-        name: ``tofu``.
-        forget: which rows are the ones to forget.
+        name: of ``BENCHMARKS``.
+        forget: what is to be forgotten: of TOFU which rows, of RWKU how many people; None: the benchmark's default.
         items: questions of each set, evenly spread; None: all.
         template: ``chat`` or ``plain``: as the model was trained.
-        tokens: of a written answer, at most.
+        tokens: of a written answer, at most; None: the benchmark's default.
     """
 
     name: str = "tofu"
-    forget: str = "forget05"
+    forget: str | None = None
     items: int | None = None
     template: str = "chat"
-    tokens: int = 200
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.name != "tofu":
-            raise ConfigError(f"--suite {self.name}: unknown; use tofu")
-        if self.forget not in get_args(Forgotten):
-            raise ConfigError(f"--forget {self.forget}: unknown; use {', '.join(get_args(Forgotten))}")
+        if self.name not in BENCHMARKS:
+            raise ConfigError(f"--suite {self.name}: unknown; use {' or '.join(BENCHMARKS)}")
         if self.template not in get_args(Template):
             raise ConfigError(f"--template {self.template}: use {' or '.join(get_args(Template))}")
+        _ = self.task  # refuses what it cannot be
+
+    @property
+    def task(self) -> TextTask:
+        """The benchmark with one request."""
+        benchmark = BENCHMARKS[self.name]
+        return benchmark.task(self.part, self.items)
+
+    @property
+    def part(self) -> str:
+        """What is to be forgotten."""
+        return BENCHMARKS[self.name].forget if self.forget is None else self.forget
+
+    @property
+    def most(self) -> int:
+        """Tokens of a written answer, at most."""
+        return BENCHMARKS[self.name].tokens if self.tokens is None else self.tokens
 
     def sets(self) -> dict[str, Questions]:
-        """The texts to forget, and the sets of utility."""
-        task = Tofu(forget=self.forget, parts=1, items=self.items)  # type: ignore[arg-type]
-        learnt = task.learnt()
-        asked = {str(i): learnt[i] for i in task.requests()[0]}
-        return {FORGET: Questions(spread(asked, self.items)), **task.questions()}
+        """What is asked of what is to be forgotten, and the sets of utility."""
+        task = self.task
+        asked = {name: replace(q, pairs=spread(q.pairs, self.items)) for name, q in task.asked()[0].items()}
+        return {**asked, **task.questions()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +128,8 @@ def evaluate(
     threads: int = 1,
 ) -> Evaluated:
     """Examine the model in a folder, and the reference; what ``out`` holds of this very model is not made again."""
+    if reference and suite.name != "tofu":
+        raise ConfigError(f"--reference: forget quality needs false answers, which {suite.name} has not; leave it out")
     with using(threads):
         ours = _examined(suite, model, device, out)
         theirs = _examined(suite, reference, device, out and out.with_suffix(".reference.json")) if reference else None
@@ -90,13 +141,13 @@ def _examined(suite: Suite, model: str, device: str, out: Path | None) -> Exam:
     sets = suite.sets()
     identity = {
         "model": tree.digest(params_of(module)),
-        "questions": digest(sets, new=suite.tokens),
+        "questions": digest(sets, new=suite.most),
         "template": suite.template,
     }
     found = read_exam(out, identity) if out else None
     if found is None:
         encoder = Encoder(loaded(model), suite.template)  # type: ignore[arg-type]
-        found = examine(module, encoder, sets, new=suite.tokens, identity=identity)
+        found = examine(module, encoder, sets, new=suite.most, identity=identity)
         if out:
             write_exam(out, found)
     return found
@@ -115,24 +166,35 @@ def scores(exam: Exam) -> dict[str, dict[str, Scores]]:
     return found
 
 
-def utility(exam: Exam) -> Measurement:
-    """Model utility over TOFU's nine numbers, in per cent."""
+def utility(exam: Exam, needs: Mapping[str, tuple[str, ...]] = TOFU) -> Measurement:
+    """Model utility over the scores that the suite's task names, by default TOFU's nine, in per cent."""
     found = scores(exam)
-    return model_utility({name: {score: found[name][score] for score in needs} for name, needs in TOFU.items()}).value
+    sets = {name: {score: found[name][score] for score in needed} for name, needed in needs.items()}
+    return model_utility(sets, needs=needs).value
 
 
 def content(told: Evaluated, suite: Suite) -> dict[str, Any]:
     """As plain data: every score with its interval, n and definition."""
-    found = scores(told.exam)
-    rows = [_row(name, score, x.measured(), x.definition) for name, row in found.items() for score, x in row.items()]
-    rows.append(_row("all", "model_utility", utility(told.exam), "model_utility"))
+    found, task = scores(told.exam), suite.task
+    rows = []
+    for name, row in found.items():
+        for score, values in row.items():
+            rows.append(_row(name, score, values.measured(), values.definition))
+            parts = groups(values).items()
+            rows += [_row(f"{name}: {group}", score, part.measured(), part.definition) for group, part in parts]
+    if task.membership:
+        forget, unseen = (found[name] for name in task.membership)
+        for score in (score for score in forget if score.startswith("mia_")):
+            area = membership(forget[score], unseen[score]).auc
+            rows.append(_row("membership", f"auc_{score.removeprefix('mia_')}", area, "membership"))
+    rows.append(_row("all", "model_utility", utility(told.exam, task.needs()), "model_utility"))
     if told.reference:
         quality = forget_quality(_ratios(told.exam), _ratios(told.reference))
         rows.append(_row(FORGET, "ks_distance", quality.distance, "forget_quality"))
         value = quality.log10_p
         measured = Measurement(value, None, None, quality.distance.n)
         rows.append(_row(FORGET, "log10_forget_quality", measured, "forget_quality"))
-    return {"suite": suite.name, "forget": suite.forget, "identity": dict(told.exam.identity), "scores": rows}
+    return {"suite": suite.name, "forget": suite.part, "identity": dict(told.exam.identity), "scores": rows}
 
 
 def _row(name: str, score: str, measured: Measurement, definition: str) -> dict[str, Any]:
