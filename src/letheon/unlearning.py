@@ -21,7 +21,7 @@ from letheon.runtimes.alone import Alone
 from letheon.tasks.base import buffers_of, params_of
 from letheon.tasks.own import OwnTexts
 from letheon.text.descent import mean_loss
-from letheon.text.encoding import Encoder, Template
+from letheon.text.encoding import Template, best
 from letheon.text.language import LanguageModel
 from letheon.text.pairs import Pair
 from letheon.tree import Params
@@ -88,8 +88,7 @@ def unlearn(
     model.float()
     mode, cached = model.training, getattr(model.config, "use_cache", None)
     module = LanguageModel(model)
-    chat = template or ("chat" if getattr(tokenizer, "chat_template", None) else "plain")
-    task = OwnTexts(pairs, kept, Encoder(tokenizer, chat, max_length), module)
+    task = OwnTexts(pairs, kept, best(tokenizer, template, max_length), module)
     found = _unlearnt(task, chosen, dict(memory or {}), seed)
     model.train(mode)
     model.config.use_cache = cached  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from letheon.cli.options import Debug, Json, Verbose
 from letheon.cli.terminal import compute, show, show_json, stderr
-from letheon.cli.unlearn import Device, Model, Threads
+from letheon.cli.unlearn import Chat, Device, Model, Threads
 from letheon.report.words import spread
 
 Suite = Annotated[str, typer.Option("--suite", help="Benchmark: tofu or rwku.")]
@@ -26,7 +26,6 @@ Compat = Annotated[
 ]
 Kept = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Keep all scores; reused if still valid.")]
 Items = Annotated[int | None, typer.Option("--items", min=2, help="Questions of each set, evenly spread; or all.")]
-Chat = Annotated[str, typer.Option("--template", help="chat or plain.")]
 Tokens = Annotated[
     int | None, typer.Option("--tokens", min=1, help="Of a written answer, at most; tofu 200, rwku 30 by default.")
 ]
@@ -40,7 +39,7 @@ def evaluate(
     compat: Compat = None,
     out: Kept = None,
     items: Items = None,
-    template: Chat = "chat",
+    template: Chat = None,
     tokens: Tokens = None,
     device: Device = "cpu",
     threads: Threads = 1,

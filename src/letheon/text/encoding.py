@@ -143,6 +143,12 @@ class Encoder:
         return ids if start is None or ids[:1] == [start] else [start, *ids]
 
 
+def best(tokenizer: Any, template: str | None, max_length: int = 512) -> Encoder:
+    """An encoder with this template or, if none is named, with the tokenizer's chat template where it has one."""
+    found = template or ("chat" if getattr(tokenizer, "chat_template", None) else "plain")
+    return Encoder(tokenizer, found, max_length)  # type: ignore[arg-type]
+
+
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     """``(n, longest)`` int64, filled up on the right."""
     longest = max(map(len, rows), default=0)

@@ -22,7 +22,7 @@ from letheon.tasks.base import params_of
 from letheon.tasks.rwku import Rwku
 from letheon.tasks.text import FORGET, Questions, TextTask
 from letheon.tasks.tofu import Forgotten, Tofu, spread
-from letheon.text.encoding import Encoder, Template
+from letheon.text.encoding import Template, best
 from letheon.text.exam import Exam, digest, examine, groups, read_exam, write_exam
 from letheon.text.language import LanguageModel, loaded, read_model
 
@@ -70,20 +70,20 @@ class Suite:
         name: of ``BENCHMARKS``.
         forget: what is to be forgotten: of TOFU which rows, of RWKU how many people; None: the benchmark's default.
         items: questions of each set, evenly spread; None: all.
-        template: ``chat`` or ``plain``: as the model was trained.
+        template: ``chat`` or ``plain``, as the model was trained; None: chat if the tokenizer has a template.
         tokens: of a written answer, at most; None: the benchmark's default.
     """
 
     name: str = "tofu"
     forget: str | None = None
     items: int | None = None
-    template: str = "chat"
+    template: str | None = None
     tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.name not in BENCHMARKS:
             raise ConfigError(f"--suite {self.name}: unknown; use {' or '.join(BENCHMARKS)}")
-        if self.template not in get_args(Template):
+        if self.template not in (None, *get_args(Template)):
             raise ConfigError(f"--template {self.template}: use {' or '.join(get_args(Template))}")
         _ = self.task  # refuses what it cannot be
 
@@ -137,16 +137,15 @@ def evaluate(
 
 
 def _examined(suite: Suite, model: str, device: str, out: Path | None) -> Exam:
-    module = LanguageModel(read_model(model)).to(device)
+    module, encoder = LanguageModel(read_model(model)).to(device), best(loaded(model), suite.template)
     sets = suite.sets()
     identity = {
         "model": tree.digest(params_of(module)),
         "questions": digest(sets, new=suite.most),
-        "template": suite.template,
+        "template": encoder.template,
     }
     found = read_exam(out, identity) if out else None
     if found is None:
-        encoder = Encoder(loaded(model), suite.template)  # type: ignore[arg-type]
         found = examine(module, encoder, sets, new=suite.most, identity=identity)
         if out:
             write_exam(out, found)
@@ -177,8 +176,8 @@ def content(told: Evaluated, suite: Suite) -> dict[str, Any]:
     """As plain data: every score with its interval, n and definition."""
     found, task = scores(told.exam), suite.task
     rows = []
-    for name, row in found.items():
-        for score, values in row.items():
+    for name, row in sorted(found.items()):  # one order, whether examined now or read from a file
+        for score, values in sorted(row.items()):
             rows.append(_row(name, score, values.measured(), values.definition))
             parts = groups(values).items()
             rows += [_row(f"{name}: {group}", score, part.measured(), part.definition) for group, part in parts]

@@ -1,0 +1,147 @@
+"""Every listed language method, alone and with COP: what all methods owe, on a stream of two requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from letheon import config, registry, tree
+from letheon.client import Client
+from letheon.errors import Excluded, RequestError
+from letheon.journal import DiskJournal
+from letheon.methods.base import Method
+from letheon.methods.descent import Cop, Descent
+from letheon.middleware import Excluding, Quorum
+from letheon.phase import Phase, State, drive
+from letheon.request import Request
+from letheon.runtimes.alone import Alone, threads
+from letheon.text.descent import Recipe
+from letheon.work import Work
+from text_toys import Toys
+
+TASK = Toys()
+NAMES = registry.names("method", language=True)
+TUNING = Recipe(lr=1e-3, epochs=2, batch_size=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
+
+
+def made(name: str, *, held: bool) -> Descent:
+    settings = {"block": "model.layers.0"} if name == "rmu" else {}
+    method: Any = registry.get("method", name)(tuning=TUNING, cop=Cop() if held else None, **settings)
+    assert isinstance(method, Descent)
+    return method
+
+
+METHODS = [made(name, held=held) for name in NAMES for held in (False, True)]
+CASES = [pytest.param(method, id=method.label) for method in METHODS]
+
+
+class Holder:
+    """The holder of all texts, who admits one request after another."""
+
+    def __init__(self) -> None:
+        self.client = Client("holder", TASK.train(), TASK)
+        self._module = TASK.prototype()
+
+    def serve(self, method: Method, state: State, number: int, **how: Any) -> State:
+        request = Request("samples", samples=tuple(TASK.requests()[number]))
+        if request.id not in self.client.requests:
+            self.client.admit(request)
+        federation = Excluding(Quorum(Alone(self.client, self._module)), request=request.id)
+        phases: Sequence[Phase] = method.phases(state, TASK)
+        return drive(phases, federation, state, seed=number, **how)
+
+
+def digest(state: State) -> str:
+    return tree.digest(state.params | state.buffers | {f"memory/{n}": t for n, t in state.memory.items()})
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_it_is_frozen_and_its_table_gives_it_back(method: Descent) -> None:
+    with pytest.raises(FrozenInstanceError):
+        method.tuning = Recipe()  # type: ignore[misc]
+    assert config.build(Method, config.plain(method), "x.toml") == method  # type: ignore[type-abstract]
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_it_does_the_same_twice_and_leaves_its_start_alone(method: Descent) -> None:
+    start = TASK.init(0)
+    before = digest(start)
+    states = []
+    for _ in range(2):
+        holder = Holder()
+        state = holder.serve(method, start, 0)
+        states.append(holder.serve(method, state, 1))
+    assert digest(start) == before
+    assert digest(states[0]) == digest(states[1])
+    assert states[0].params.keys() == start.params.keys()
+    assert all(states[0].params[n].shape == start.params[n].shape for n in start.params)
+    assert any(not torch.equal(states[0].params[n], start.params[n]) for n in start.params)
+    assert states[0].scratch == {}
+    assert all(name.startswith(f"{method.name}/cop/") for name in states[0].memory)
+    assert bool(states[0].memory) == (method.cop is not None)
+
+
+class Killed(Exception):
+    """In place of a crash."""
+
+
+@pytest.mark.parametrize("method", [case for case in CASES if case.id in ("npo+cop", "idk+cop", "dpo+cop")])
+def test_a_killed_request_goes_on_bit_for_bit(method: Descent, tmp_path: Path) -> None:
+    holder = Holder()
+    first = holder.serve(method, TASK.init(0), 0)
+    expected = digest(holder.serve(method, first, 1))
+    saved = DiskJournal(tmp_path, owner="x", companions={})
+
+    class Kills:
+        """Saves the descent, and is killed before COP looks at what it left."""
+
+        def load(self) -> None:
+            return None
+
+        def save(self, phase: str, done: int, state: State) -> None:
+            saved.save(phase, done, state)
+            raise Killed
+
+    with pytest.raises(Killed):
+        holder.serve(method, first, 1, journal=Kills())
+    again = DiskJournal(tmp_path, owner="x", companions={})
+    assert again.load() is not None
+    assert digest(holder.serve(method, first, 1, journal=again)) == expected
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_texts_forgotten_before_are_not_worked_on_again(method: Descent) -> None:
+    """Their tokens are overwritten after the first request; the second must come out the same."""
+    first = Holder().serve(method, TASK.init(0), 0)
+    ends = []
+    for spoilt in (False, True):
+        holder = Holder()
+        holder.serve(method, TASK.init(0), 0)
+        if spoilt:
+            gone = torch.isin(holder.client.data.ids, torch.tensor(TASK.requests()[0]))
+            holder.client.data.inputs[gone] = 7
+            holder.client.data.targets[gone] = 7
+        ends.append(digest(holder.serve(method, first, 1)))
+    assert ends[0] == ends[1]
+
+
+def test_once_a_request_is_admitted_nobody_is_asked_for_everything() -> None:
+    holder = Holder()
+    state = TASK.init(0)
+    holder.serve(made("ga", held=False), state, 0)
+    federation = Excluding(Alone(holder.client, TASK.prototype()), request=next(iter(holder.client.requests)))
+    with pytest.raises(Excluded):
+        list(federation.run(Work("train", state.params, state.buffers, "all")))
+    with pytest.raises(RequestError, match="never admitted"):
+        list(Alone(holder.client, TASK.prototype()).run(Work("descend", state.params, part="forget", request="x")))

@@ -1,0 +1,110 @@
+"""Reading and answering: padding and batches change nothing, greedy is greedy, the end token is no word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from letheon.metrics.measurement import Undefined
+from letheon.runtimes.alone import threads
+from letheon.tasks.text import Questions
+from letheon.text import answers as module_under_test
+from letheon.text.answers import answers, read
+from letheon.text.encoding import Encoded
+from letheon.text.exam import examine
+from letheon.text.pairs import Pair
+from text_toys import TINY, Toys, pair
+
+TASK = Toys(language=TINY)
+ENCODER = TASK.encoder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return TASK.model().eval()
+
+
+def texts() -> list[Encoded]:
+    return [ENCODER.encode(pair(i).question, pair(i).answer + " And so on." * (i % 4)) for i in range(8)]
+
+
+def test_a_text_reads_the_same_alone_and_among_longer_ones(model: Any) -> None:
+    together = read(model, texts())
+    for text, among in zip(texts(), together, strict=True):
+        (alone,) = read(model, [text])
+        assert alone.labels == among.labels == text.answer
+        assert alone.likeliest == among.likeliest
+        assert np.allclose(alone.log_probs, among.log_probs, atol=1e-5)
+
+
+def test_batches_are_bounded_and_lose_no_text(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read(model, texts())
+    monkeypatch.setattr(module_under_test, "TOKENS", 60)
+    small = read(model, texts())
+    assert [r.labels for r in small] == [r.labels for r in whole]
+    assert all(np.allclose(a.log_probs, b.log_probs, atol=1e-5) for a, b in zip(small, whole, strict=True))
+
+
+def test_losses_are_those_of_the_tasks_own_loss(model: Any) -> None:
+    data = ENCODER.data([pair(0)])
+    with torch.no_grad():
+        expected = float(TASK.loss(model(data.inputs), data.targets))
+    (reading,) = read(model, [ENCODER.encode(pair(0).question, pair(0).answer)])
+    assert reading.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_end_token_is_no_word(model: Any) -> None:
+    (reading,) = read(model, [ENCODER.encode("Who?", "Ada.")])
+    labels, likeliest = reading.words
+    assert reading.labels[-1] == ENCODER.stop
+    assert ENCODER.stop not in labels
+    assert len(labels) == len(likeliest) == len(reading.labels) - 1
+
+
+def greedy(model: Any, question: str, new: int) -> str:
+    ids = ENCODER.prompt_ids(question)
+    found: list[int] = []
+    for _ in range(new):
+        with torch.no_grad():
+            likeliest = int(model(torch.tensor([ids + found]))[0, -1].argmax())
+        if likeliest == ENCODER.stop:
+            break
+        found.append(likeliest)
+    return ENCODER.decode(found)
+
+
+def test_answers_are_greedy_whoever_is_asked_beside(model: Any) -> None:
+    questions = {str(i): pair(i).question for i in range(5)} | {"long": "What does Ada do all day long?"}
+    told = answers(model, ENCODER, questions, new=6)
+    assert list(told) == list(questions)
+    assert told == {item: greedy(model, question, 6) for item, question in questions.items()}
+
+
+def test_a_destroyed_model_has_no_numbers_but_a_reason(model: Any) -> None:
+    import copy
+
+    broken = copy.deepcopy(model)
+    broken.lm.model.norm.weight.data.fill_(float("nan"))
+    (reading,) = read(broken, texts()[:1])
+    assert isinstance(reading.loss, Undefined)
+    assert reading.loss.status == "collapsed"
+
+
+def test_questions_without_false_answers_have_no_truth_ratio(model: Any) -> None:
+    own = Questions({"0": Pair("Who?", "Ada."), "1": Pair("And who?", "Bo.")})
+    asked = {"own": own, "toys": Questions({"0": pair(0)})}
+    exam = examine(model, ENCODER, asked, new=4, identity={"model": "x"})
+    assert "log_ratio" not in exam.sets["own"]
+    assert "log_ratio" in exam.sets["toys"]
+    assert set(exam.sets["own"]["em"].values) == {"0", "1"}
