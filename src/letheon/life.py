@@ -17,11 +17,16 @@ def unlearning(experiment: Experiment, label: str) -> list[str]:
     return [f"{label}.unlearn", *(f"{label}.unlearn{number}" for number in range(2, len(experiment.then) + 2))]
 
 
-def training_phases(experiment: Experiment) -> list[Phase]:
-    """FedAvg on all data, with what the methods have to record."""
+def training_phases(experiment: Experiment, *, gives: frozenset[str] = InProcess.gives) -> list[Phase]:
+    """FedAvg on all data, with what the methods have to record.
+
+    Args:
+        experiment: whose training run it is.
+        gives: what the runtime can give to methods.
+    """
     step = fedavg(experiment.local, "all")
     for method in experiment.methods.values():
-        missing = sorted(method.needs - InProcess.gives)
+        missing = sorted(method.needs - gives)
         if missing:
             raise MethodError(f"{method.name}: needs {', '.join(missing)}, which this runtime does not give")
         step = method.training(step)

@@ -23,9 +23,10 @@ from letheon.middleware import Metered, Quorum
 from letheon.request import Request
 from letheon.runtimes.flower import ASKED, Flower, client_app
 from letheon.runtimes.inprocess import InProcess
-from letheon.runtimes.mail import HELLO, WORK, Silence, Terms, content, parcel_in
+from letheon.runtimes.mail import HELLO, WORK, Silence, content, parcel_in
 from letheon.runtimes.records import Parcel, pack_replies, unpack_replies
 from letheon.runtimes.site import Site
+from letheon.runtimes.terms import Terms
 from letheon.tasks.vision import Digits
 from letheon.testing.grid import SERVER, Answer, Fault, MemoryGrid
 from letheon.training import Local

@@ -20,10 +20,11 @@ from flwr.serverapp import Grid
 
 from letheon.errors import RoundError
 from letheon.request import Request
-from letheon.runtimes.mail import HELLO, WORK, Mail, Terms, content, parcel_in, within
+from letheon.runtimes.mail import HELLO, WORK, Mail, content, parcel_in, within
 from letheon.runtimes.receipt import lost, replies_in
 from letheon.runtimes.records import Admitted, Order, Parcel, pack_order, pack_replies, unpack_order
 from letheon.runtimes.site import Site
+from letheon.runtimes.terms import Terms
 from letheon.work import Reply, Work
 
 log = logging.getLogger(__name__)
@@ -64,12 +65,7 @@ class Flower:
         self._rounds = 0
 
     def admit(self, requests: Sequence[Request], *, life: str = "") -> None:
-        """From now on these requests, and no others, are in force; clients learn of it with their next work.
-
-        Args:
-            requests: in the order of their admission.
-            life: whose requests they are, for clients that take part in several lives.
-        """
+        """From now on these requests and no others are in force; clients learn of it with their next work."""
         self._admitted = tuple(Admitted.of(request) for request in requests)
         self._life = life
 

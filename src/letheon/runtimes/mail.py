@@ -8,14 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from letheon.errors import ConfigError, RoundError
+from letheon.errors import RoundError
 from letheon.runtimes.records import Parcel
+from letheon.runtimes.terms import Terms
 
 log = logging.getLogger(__name__)
 
@@ -30,30 +30,6 @@ _APP_RAISED = 2  # Flower's code for a client app that raised: it would raise ag
 
 class Silence(RoundError):
     """The SuperLink does not answer."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How long and for how much the server waits.
-
-    Attributes:
-        deadline_s: seconds from the start of a round after which a reply that is not there is missing.
-        gather_s: seconds to wait, before the first round, for all clients to be there.
-        tries: how often in a round a client is asked whose message or process got lost.
-        poll_s: seconds between two looks for replies.
-        largest_mib: MiB of a message beyond which it is refused.
-    """
-
-    deadline_s: float = 300.0
-    gather_s: float = 120.0
-    tries: int = 2
-    poll_s: float = 0.2
-    largest_mib: int = 1024
-
-    def __post_init__(self) -> None:
-        for name in ("deadline_s", "gather_s", "tries", "poll_s", "largest_mib"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}: must be positive, got {getattr(self, name)}")
 
 
 class Mail:

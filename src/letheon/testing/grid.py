@@ -6,7 +6,7 @@ of the task that sends, and the id of a message. Needs the extra ``flower``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -17,6 +17,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from letheon.runtimes.flower import client_app
+from letheon.runtimes.site import Site
 
 SERVER, RUN = 1, 7
 APP_RAISED = 2
@@ -126,3 +129,12 @@ class MemoryGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """One look for replies: here they are there at once."""
         return self.pull_messages(self.push_messages(messages))
+
+
+def apps_of(sites: Sequence[Site]) -> dict[int, ClientApp]:
+    """The ClientApp of each site, by ids of nodes, which count from 10."""
+    return {node: client_app(_hook(site)) for node, site in enumerate(sites, 10)}
+
+
+def _hook(site: Site) -> Callable[[Context], Site]:
+    return lambda context: site
