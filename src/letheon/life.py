@@ -63,7 +63,8 @@ def continued_phases(experiment: Experiment) -> list[Phase]:
 def owners(experiment: Experiment) -> dict[str, str]:
     """For each stage, the digest of everything that determines its outcome: stages of equal digest are one stage."""
     shared = config.plain(experiment)
-    base = {key: shared[key] for key in shared if key not in ("method", "compare", "continue_rounds", "title")}
+    others = ("method", "compare", "continue_rounds", "title", "flower")
+    base = {key: shared[key] for key in shared if key not in others}
     recording = [method for method in experiment.methods.values() if records_training(method)]
     if recording:  # they take part in training
         base["recording"] = [config.plain(method) for method in recording]

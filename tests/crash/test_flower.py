@@ -39,7 +39,7 @@ UNAVAILABLE = 5
 def runtime(experiment: Experiment, folder: Path, faults: dict[str, Fault] | None = None) -> Flower:
     """The experiment's clients as nodes; their exclusion tables lie in ``folder`` and outlive everything."""
     names = list(experiment.populate().clients)
-    sites = [simulated(experiment, name, folder / f"{name}.db") for name in names]
+    sites = [simulated(experiment, name, folder) for name in names]
     nodes = {10 + names.index(name): fault for name, fault in (faults or {}).items()}
     grid = MemoryGrid(apps_of(sites), faults=nodes)
     return Flower(grid, names, terms=Terms(deadline_s=0.3, gather_s=1, poll_s=0.01))

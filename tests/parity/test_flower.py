@@ -101,7 +101,7 @@ def findings(run: Run) -> dict[str, Any]:
 def test_a_whole_life_is_the_same_over_flower(experiment: Experiment, tmp_path: Path) -> None:
     expected = pipeline.run(experiment, tmp_path / "one", workers=1)
     names = list(experiment.populate().clients)
-    runtime = over([simulated(experiment, name, tmp_path / f"{name}.db") for name in names])
+    runtime = over([simulated(experiment, name, tmp_path) for name in names])
     run = pipeline.run(experiment, tmp_path / "many", workers=1, runtime=runtime)
     assert findings(run) == findings(expected)
     assert run.known == expected.known

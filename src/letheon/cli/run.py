@@ -86,6 +86,10 @@ def _loaded(file: Path, sets: Sequence[str]) -> tuple[Experiment, Position]:
 
 
 def _run(experiment: Experiment, folder: Path, **how: Any) -> Run:
+    if experiment.flower is not None:
+        from letheon.federation import local
+
+        return local.run(experiment, folder, **how)
     from letheon import pipeline
 
     return pipeline.run(experiment, folder, **how)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 
 from letheon.errors import RoundError
 from letheon.request import Request
@@ -30,6 +30,7 @@ from letheon.work import Reply, Work
 log = logging.getLogger(__name__)
 
 MIB = 2**20
+_FACTS = "facts"
 ASKED = 3
 """How often a node that does not answer is asked for its name: a stranger must not cost every round its time."""
 
@@ -143,7 +144,12 @@ def client_app(site: Callable[[Context], Site]) -> ClientApp:
     """
 
     def work(message: Message, context: Context) -> Message:
-        replies = site(context).answer(unpack_order(parcel_in(message.content)))
+        owner = site(context)
+        known = context.state.config_records.get(_FACTS)  # lasts as long as the run, through all its processes
+        if known is not None:
+            owner.task.prime(flops=int(str(known["flops"])), draws=known["draws"] is True)
+        replies = owner.answer(unpack_order(parcel_in(message.content)))
+        context.state[_FACTS] = ConfigRecord({"flops": owner.task.flops, "draws": owner.task.draws})
         return Message(content(pack_replies(replies)), reply_to=message)
 
     def hello(message: Message, context: Context) -> Message:
@@ -152,4 +158,11 @@ def client_app(site: Callable[[Context], Site]) -> ClientApp:
     app = ClientApp()
     app.train(WORK.partition(".")[2])(work)
     app.query(HELLO.partition(".")[2])(hello)
+    return app
+
+
+def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
+    """The ServerApp that runs ``main``."""
+    app = ServerApp()
+    app.main()(main)
     return app

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from letheon.errors import ConfigError
+
+Security = Literal["open", "authenticated"]
 
 
 @dataclass(frozen=True)
@@ -29,3 +32,20 @@ class Terms:
         for name in ("deadline_s", "gather_s", "tries", "poll_s", "largest_mib"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How an experiment is run on Flower: a SuperLink and a SuperNode for each client, on this machine.
+
+    Attributes:
+        terms: deadlines and sizes.
+        security: ``open``, or ``authenticated``: TLS, and nodes that prove who they are with keys made for the run.
+    """
+
+    terms: Terms = Terms()
+    security: Security = "open"
+
+    def __post_init__(self) -> None:
+        if self.security not in get_args(Security):
+            raise ConfigError(f"flower.security: unknown {self.security!r}; use {', '.join(get_args(Security))}")
