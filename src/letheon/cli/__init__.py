@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from letheon import __version__
-from letheon.cli import compare, diagnose, methods, plan, report, reproduce, tasks
+from letheon.cli import compare, diagnose, federation, methods, plan, report, reproduce, tasks
 from letheon.cli import run as run_command
 from letheon.cli.terminal import Session, say, stderr
 from letheon.errors import LetheonError
@@ -33,6 +33,8 @@ app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
 app.command("methods")(methods.methods)
 app.command("tasks")(tasks.tasks)
+app.command("new-federation")(federation.new_federation)
+app.command("forget")(federation.forget)
 
 
 def _version(asked: bool) -> None:

@@ -10,7 +10,7 @@ from letheon import config, pipeline
 from letheon.curve import points_of
 from letheon.errors import ConfigError, LetheonError
 from letheon.experiment import Experiment
-from letheon.federation.link import demand_flwr, free_ports, linked
+from letheon.federation.link import demand_flwr, linked, start_nodes
 from letheon.federation.telling import heard
 from letheon.files import write
 from letheon.folder import claim, data_digest, stages, versions
@@ -65,9 +65,9 @@ def run(
     place, names = folder.resolve() / "flower", list(population.clients)
     app = _app(experiment, place, {"folder": folder.resolve(), "cache": cache or "", "workers": workers or 0})
     follow = _Following(experiment, stages(folder, cache, used=versions(), data=data), listener or Silent())
-    with linked(place) as link:
-        for name, port in zip(names, free_ports(len(names)), strict=True):
-            link.add(name, f'client="{name}"', port=port)
+    security = experiment.flower.security if experiment.flower else "open"
+    with linked(place, security=security) as link:
+        start_nodes(link, names, security=security)
         follow.lines(link.run(app))
     try:
         return pipeline.load(folder, cache=cache)

@@ -67,8 +67,11 @@ class Flower:
 
     def admit(self, requests: Sequence[Request], *, life: str = "") -> None:
         """From now on these requests and no others are in force; clients learn of it with their next work."""
-        self._admitted = tuple(Admitted.of(request) for request in requests)
-        self._life = life
+        self.tell([Admitted.of(request) for request in requests], life=life)
+
+    def tell(self, admitted: Sequence[Admitted], *, life: str = "") -> None:
+        """As ``admit``, for a server that knows no more of the requests than may be told."""
+        self._admitted, self._life = tuple(admitted), life
 
     def run(self, *works: Work) -> Iterator[Reply]:
         nodes = self._nodes() if self._gathered else self._gather()

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 WORK, HELLO = "train.letheon", "query.letheon"
 _RECORD, _CLIENT, _SAFETENSORS = "letheon", "client", "safetensors"
-LOOK_S = 5.0
+LOOK_S = 30.0
 """Seconds that a look for replies may take, even at the deadline."""
 _APP_RAISED = 2  # Flower's code for a client app that raised: it would raise again
 
