@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,8 +91,9 @@ class Link:
     def _key(self, name: str) -> Path:
         return self._folder / "keys" / name
 
-    def run(self, app: Path) -> Iterator[str]:
-        """Run an app, and give the lines of its ServerApp's log until it ends."""
+    @contextmanager
+    def run(self, app: Path) -> Iterator[Iterable[str]]:
+        """Run an app: the lines of its ServerApp's log until it ends."""
         with subprocess.Popen(
             ["flwr", "run", str(app), CONNECTION, "--stream"],
             env=environment_of(self._folder),
@@ -104,7 +105,7 @@ class Link:
         ) as process:
             try:
                 assert process.stdout is not None
-                yield from process.stdout
+                yield process.stdout
             finally:
                 process.kill()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from letheon import config, pipeline
 from letheon.curve import points_of
-from letheon.errors import ConfigError, LetheonError
+from letheon.errors import LetheonError
 from letheon.experiment import Experiment
 from letheon.federation.link import demand_flwr, linked, start_nodes
 from letheon.federation.telling import heard
@@ -17,7 +17,7 @@ from letheon.folder import claim, data_digest, stages, versions
 from letheon.life import owners, stage_folder
 from letheon.pipeline import Listener, Run, Silent
 from letheon.report.toml import as_toml
-from letheon.stage import finished
+from letheon.stage import Outcome, finished
 
 _PROJECT = """\
 [project]
@@ -58,21 +58,33 @@ def run(
         ConfigError: flwr is not installed, or as ``pipeline.run``.
         LetheonError: the run ended early; what is complete is kept, and ``resume`` continues.
     """
-    demand_flwr()
-    population = experiment.populate()
-    data = data_digest(population)
-    cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
-    place, names = folder.resolve() / "flower", list(population.clients)
-    app = _app(experiment, place, {"folder": folder.resolve(), "cache": cache or "", "workers": workers or 0})
-    follow = _Following(experiment, stages(folder, cache, used=versions(), data=data), listener or Silent())
+    app, follow = prepared(experiment, folder, resume=resume, cache=cache, workers=workers)
     security = experiment.flower.security if experiment.flower else "open"
-    with linked(place, security=security) as link:
-        start_nodes(link, names, security=security)
-        follow.lines(link.run(app))
-    try:
-        return pipeline.load(folder, cache=cache)
-    except ConfigError as error:
-        raise LetheonError(f"the ServerApp ended early; {follow.last_words}; see {place / 'logs'}") from error
+    with linked(folder.resolve() / "flower", security=security) as link:
+        start_nodes(link, list(experiment.populate().clients), security=security)
+        with link.run(app) as lines:
+            follow(listener or Silent(), lines)
+    return pipeline.load(folder, cache=cache)
+
+
+def prepared(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    cache: Path | None = None,
+    workers: int | None = None,
+) -> tuple[Path, Callable[[Listener, Iterable[str]], None]]:
+    """Claim the folder and write the app; returns its path, and what hands the log of a run on to a listener.
+
+    The latter raises ``LetheonError`` if the run failed, or ended before all was done.
+    """
+    demand_flwr()
+    data, place = data_digest(experiment.populate()), folder.resolve() / "flower"
+    cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
+    app = _app(experiment, place, {"folder": folder.resolve(), "cache": cache or "", "workers": workers or 0})
+    following = _Following(experiment, stages(folder, cache, used=versions(), data=data), place / "logs")
+    return app, following.follow
 
 
 def _app(experiment: Experiment, place: Path, settings: dict[str, Any]) -> Path:
@@ -87,41 +99,37 @@ def _app(experiment: Experiment, place: Path, settings: dict[str, Any]) -> Path:
 
 
 class _Following:
-    """Hands on to a listener what the ServerApp tells."""
+    """Hands on to a listener what a ServerApp tells."""
 
-    def __init__(self, experiment: Experiment, stages: Path, listener: Listener) -> None:
+    def __init__(self, experiment: Experiment, stages: Path, logs: Path) -> None:
         self._owners = owners(experiment)
         self._stages = stages
-        self._listener = listener
-        self._said: list[str] = []
+        self._logs = logs
 
-    @property
-    def last_words(self) -> str:
-        """The end of what else was said."""
-        return "it said: " + " | ".join(self._said[-5:])
-
-    def lines(self, lines: Iterable[str]) -> None:
-        """Follow until the end.
-
-        Raises:
-            LetheonError: the run failed, for the reason that it gives.
-        """
+    def follow(self, listener: Listener, lines: Iterable[str]) -> None:
+        """Follow until the end."""
+        said: list[str] = []
         for line in lines:
             event = heard(line)
             if event is None:
-                self._said.append(line.strip())
+                said.append(line.strip())
             elif event["event"] == "failed":
                 raise LetheonError(event["error"])
             else:
-                self._hear(event)
+                self._hear(listener, event)
+        if missing := [name for name in self._owners if self._outcome(name) is None]:
+            told = " | ".join(said[-5:])
+            raise LetheonError(f"the ServerApp ended early, before {missing[0]}; it said: {told}; see {self._logs}")
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        stage = event["stage"]
+    def _outcome(self, stage: str) -> Outcome | None:
+        owner = self._owners[stage]
+        return finished(self._stages / stage_folder(stage, owner), owner)
+
+    def _hear(self, listener: Listener, event: dict[str, Any]) -> None:
+        stage, outcome = event["stage"], self._outcome(event["stage"])
         if event["event"] == "stage_started":
-            self._listener.stage_started(stage, event["rounds"])
+            listener.stage_started(stage, event["rounds"])
         elif event["event"] == "point_reached":
-            self._listener.point_reached(stage, points_of([event["point"]])[0])
-        else:
-            outcome = finished(self._stages / stage_folder(stage, self._owners[stage]), self._owners[stage])
-            if outcome is not None:
-                self._listener.stage_finished(stage, outcome, cached=event["cached"])
+            listener.point_reached(stage, points_of([event["point"]])[0])
+        elif outcome is not None:
+            listener.stage_finished(stage, outcome, cached=event["cached"])
