@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,20 +79,16 @@ class Processes:
     def stop(self) -> None:
         """End all of them and what they started: SIGTERM, and after ``PATIENCE_S`` SIGKILL."""
         family = {pid for process in self._started.values() for pid in descendants(process.pid)}
+        for number, seconds in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)):
+            until = time.monotonic() + seconds
+            for pid in filter(_runs, family):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            while any(map(_runs, family)) and time.monotonic() < until:
+                for process in self._started.values():
+                    process.poll()
+                time.sleep(0.05)
         for process in self._started.values():
-            with suppress(ProcessLookupError):
-                process.terminate()
-        until = time.monotonic() + PATIENCE_S
-        for process in self._started.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-        while _alive(family) and time.monotonic() < until:
-            time.sleep(0.1)
-        for pid in _alive(family):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for process in self._started.values():
-            process.kill()
             process.wait()
         self._started.clear()
 
@@ -109,11 +105,12 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def _alive(pids: Iterable[int]) -> set[int]:
-    """Those that run; one that has ended and that nobody has asked about does not."""
-    alive = set()
-    for pid in pids:
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                alive.add(pid)
-    return alive
+def _runs(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and that nobody has asked about does not count."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return not Path("/proc/self/stat").exists()  # where there is no /proc: it answered to kill
