@@ -42,7 +42,7 @@ def runtime(experiment: Experiment, folder: Path, faults: dict[str, Fault] | Non
     sites = [simulated(experiment, name, folder) for name in names]
     nodes = {10 + names.index(name): fault for name, fault in (faults or {}).items()}
     grid = MemoryGrid(apps_of(sites), faults=nodes)
-    return Flower(grid, names, terms=Terms(deadline_s=0.3, gather_s=1, poll_s=0.01))
+    return Flower(grid, names, terms=Terms(deadline_s=2.0, gather_s=1, poll_s=0.01))
 
 
 def forgetting(experiment: Experiment) -> str:

@@ -36,7 +36,8 @@ TASK = Digits(norm=True)
 DATA = TASK.train()
 NAMES = {10: "a", 11: "b", 12: "c"}
 GONE = Request("client", client="c")
-QUICK = Terms(deadline_s=0.2, gather_s=0.2, poll_s=0.01)
+QUICK = Terms(deadline_s=60, gather_s=0.2, poll_s=0.01)
+HASTY = replace(QUICK, deadline_s=0.2)
 LOST, UNAVAILABLE = 3, 5
 
 
@@ -232,9 +233,9 @@ def test_a_message_that_got_lost_is_sent_again_and_the_reply_is_the_same(tmp_pat
 
 def test_a_reply_that_is_not_there_at_the_deadline_is_missing(tmp_path: Path) -> None:
     started = time.monotonic()
-    reply, _ = broken(tmp_path, lambda message, answer: None)
+    reply, _ = broken(tmp_path, lambda message, answer: None, HASTY)
     assert reply.error == "no reply within 0.2 s"
-    assert 0.2 <= time.monotonic() - started < 5
+    assert 0.2 <= time.monotonic() - started < 30
 
 
 def test_a_late_reply_is_not_taken_for_one_of_the_next_round(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_a_late_reply_is_not_taken_for_one_of_the_next_round(tmp_path: Path) -> 
         return answers[-2] if len(answers) > 1 else None  # always the reply of the round before
 
     grid = MemoryGrid(apps(tmp_path), names=NAMES, faults={11: fault})
-    runtime = Flower(grid, ["a", "b", "c"], terms=QUICK)
+    runtime = Flower(grid, ["a", "b", "c"], terms=HASTY)
     for seed in range(3):
         assert by_client(runtime.run(work(seed=seed)))["b"].error == "no reply within 0.2 s"
 
@@ -349,7 +350,7 @@ def test_a_superlink_that_is_gone_ends_the_round_and_nothing_hangs(
     grid.stuck, grid.release = stuck, threading.Event()
     try:
         with pytest.raises(RoundError) as raised:
-            list(Quorum(Flower(grid, ["a", "b", "c"], terms=QUICK)).run(work()))
+            list(Quorum(Flower(grid, ["a", "b", "c"], terms=HASTY)).run(work()))
     finally:
         grid.release.set()
     if stuck == "pull":
@@ -382,7 +383,7 @@ def test_a_model_beyond_the_limit_is_refused_before_anything_is_sent(tmp_path: P
 def test_an_array_larger_than_a_chunk_arrives_whole(tmp_path: Path) -> None:
     grid = MemoryGrid(apps(tmp_path), names=NAMES)
     basis = {"basis": torch.arange(4e6)}  # 16 MB: Flower cuts it into chunks of 5 MiB
-    replies = list(Flower(grid, ["a", "b", "c"], terms=replace(QUICK, deadline_s=60)).run(work(extras=basis)))
+    replies = list(Flower(grid, ["a", "b", "c"], terms=QUICK).run(work(extras=basis)))
     assert [reply.error for reply in replies] == ["", "", ""]
 
 
