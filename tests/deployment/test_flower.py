@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from letheon.errors import LetheonError
 from letheon.experiment import Experiment
 from letheon.federation import link as links
 from letheon.federation import local
-from letheon.federation.processes import descendants
+from letheon.federation.processes import Processes
 from letheon.pipeline import Run
 from letheon.runtimes.terms import Deployment, Terms
 
@@ -59,23 +60,22 @@ def findings(run: Run) -> dict[str, Any]:
     }
 
 
-def left(folder: Path) -> list[str]:
-    """Processes that still speak of the folder."""
-    found = []
+def flowers() -> set[str]:
+    """Command lines of flwr's processes on this machine."""
+    found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):
             words = path.read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if str(folder) in words and int(path.parent.name) != os.getpid():
-            found.append(words)
+            if "flower-super" in words or "flwr-" in words:
+                found.add(f"{path.parent.name}: {words}")
     return found
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
+def _nothing_is_left_behind() -> Iterator[None]:
+    before = flowers()
     yield
-    assert left(tmp_path) == []
+    assert flowers() <= before
 
 
 def test_lethe_and_fedosd_give_the_same_bits_on_authenticated_machines_and_a_stranger_gets_nothing(
@@ -116,10 +116,10 @@ class Killing(pipeline.Silent):
             self._kill()
 
 
-def killed(root: int, command: str) -> None:
-    """SIGKILL for the processes below ``root`` whose command line has the word."""
+def killed(processes: Processes, command: str) -> None:
+    """SIGKILL for those of the family whose command line has the word."""
     found = 0
-    for pid in descendants(root):
+    for pid in processes.family():
         if command in Path(f"/proc/{pid}/cmdline").read_text():
             os.kill(pid, signal.SIGKILL)
             found += 1
@@ -135,9 +135,8 @@ def test_a_serverapp_and_then_a_forget_node_that_are_killed_cost_a_round_and_no_
     app, follow = local.prepared(experiment, folder)
     with links.linked(place) as link:
         nodes = links.start_nodes(link, names, security="open")
-        superlink = link.processes._started["superlink"].pid
         # The ServerApp is killed when Retrain's first round is on its way.
-        server = Killing(("retrain.unlearn", "start"), lambda: killed(superlink, "flwr-serverapp"))
+        server = Killing(("retrain.unlearn", "start"), lambda: killed(link.processes, "flwr-serverapp"))
         with link.run(app) as lines, pytest.raises(LetheonError, match="the ServerApp ended early"):
             follow(server, lines)
         assert server.done

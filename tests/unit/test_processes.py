@@ -16,7 +16,7 @@ import pytest
 from letheon.errors import ConfigError, LetheonError
 from letheon.experiment import Experiment
 from letheon.federation import link, processes
-from letheon.federation.processes import Processes, descendants
+from letheon.federation.processes import Processes
 from letheon.federation.telling import Telling, heard, tell
 from letheon.life import owners
 from letheon.methods.detach import Detach
@@ -57,10 +57,15 @@ def until_said(group: Processes, name: str) -> str:
     return group.log(name).read_text()
 
 
-def test_what_a_process_started_is_ended_too_even_in_a_session_of_its_own(group: Processes) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["alive", "killed"])
+def test_what_a_process_started_is_ended_too_even_when_it_has_lost_its_parent(
+    group: Processes, is_killed: bool
+) -> None:
     pid = group.start("parent", [sys.executable, "-c", PARENT])
     child = int(until_said(group, "parent"))
-    assert descendants(pid) >= {pid, child}
+    assert group.family() == {pid, child}
+    if is_killed:
+        os.kill(pid, signal.SIGKILL)
     group.stop()
     assert not is_alive(pid)
     assert not is_alive(child)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from letheon.errors import LetheonError
 
@@ -35,7 +36,8 @@ class Processes:
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
         self._logs = logs
-        self._environment = dict(environment)
+        self._mark = f"LETHEON_FAMILY={uuid4()}"
+        self._environment = dict(environment) | dict([self._mark.split("=")])
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         logs.mkdir(parents=True, exist_ok=True)
 
@@ -76,11 +78,22 @@ class Processes:
         text = self.log(name).read_text(errors="replace").strip().splitlines()
         return "its log ends: " + " | ".join(line.strip() for line in text[-lines:]) if text else "its log is empty"
 
+    def family(self) -> set[int]:
+        """Them, what they started, and so on, even what has lost its parent: all that inherited their environment.
+
+        Only they themselves where there is no /proc.
+        """
+        found = {process.pid for process in self._started.values()}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # it may end while we look, or be somebody else's
+                if self._mark.encode() in path.read_bytes().split(b"\0"):
+                    found.add(int(path.parent.name))
+        return found
+
     def stop(self) -> None:
-        """End all of them and what they started: SIGTERM, and after ``PATIENCE_S`` SIGKILL."""
-        family = {pid for process in self._started.values() for pid in descendants(process.pid)}
-        for number, seconds in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)):
-            until = time.monotonic() + seconds
+        """End the family: SIGTERM, and after ``PATIENCE_S`` SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            family, until = self.family(), time.monotonic() + PATIENCE_S
             for pid in filter(_runs, family):
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -91,18 +104,6 @@ class Processes:
         for process in self._started.values():
             process.wait()
         self._started.clear()
-
-
-def descendants(pid: int) -> set[int]:
-    """The processes that ``pid`` has started, and those that they have; only itself where there is no /proc."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):  # it may end while we look
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found = {pid}
-    while new := {child for child, parent in parents.items() if parent in found} - found:
-        found |= new
-    return found
 
 
 def _runs(pid: int) -> bool:
