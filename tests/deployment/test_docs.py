@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from letheon.federation.processes import Processes
+from letheon.files import write
 
 PAGE = Path(__file__).parents[2] / "docs/federation.md"
 pytestmark = pytest.mark.timeout(1200)
@@ -26,7 +27,10 @@ def test_from_nothing_to_an_unlearned_model(tmp_path: Path) -> None:
     script = tmp_path / "page.sh"
     # The processes in the background belong to the shell, which therefore stays until it is ended.
     script.write_text(f"set -ex\ncd {tmp_path}\n{commands()}\ntouch finished\nsleep 1000\n")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # The command as it is here, whether this tree is installed or only found.
+    write(tmp_path / "bin/letheon", f'#!/bin/sh\nexec "{sys.executable}" -m letheon.cli "$@"\n'.encode())
+    (tmp_path / "bin/letheon").chmod(0o755)
+    path = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     processes = Processes(tmp_path / "logs", {**os.environ, "PATH": path, "NO_COLOR": "1"})
     try:
         processes.start("page", ["bash", str(script)])
