@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -212,10 +213,18 @@ def service_app(path: Path) -> ServerApp:
     from letheon.runtimes.flower import Flower, server_app
 
     def main(grid: Grid, context: Context) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        _print_log()
         service = Service.load(path)
         runtime = Flower(grid, service.clients, terms=service.terms)
         state = Life(service, Path(str(context.run_config["folder"])), runtime).whole()
         print("model", tree.digest(state.params | state.buffers), flush=True)
 
     return server_app(main)
+
+
+def _print_log() -> None:
+    """Print what Letheon logs, and only that: a ServerApp's output is sent by HTTP, and httpx logs every request."""
+    ours = logging.getLogger("letheon")
+    ours.addHandler(logging.StreamHandler(sys.stdout))
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
