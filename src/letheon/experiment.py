@@ -12,6 +12,7 @@ from letheon import config, schema
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method
 from letheon.methods.retrain import Retrain
+from letheon.runtimes.terms import Deployment
 from letheon.tasks.base import Task
 from letheon.tasks.partition import Partition
 from letheon.tasks.population import Population, populate
@@ -38,6 +39,7 @@ class Experiment:
         continue_rounds: FedAvg rounds on the retained data after unlearning.
         minimum: usable replies that a round needs for each of its works; one for work on the data to forget.
         title: for people.
+        flower: run on Flower, in processes of their own; never changes a result. None: in this process.
     """
 
     task: Task
@@ -53,6 +55,7 @@ class Experiment:
     minimum: int = 1
     title: str = ""
     then: tuple[Target, ...] = ()
+    flower: Deployment | None = None
 
     def __post_init__(self) -> None:
         for name in ("clients", "train_rounds", "continue_rounds", "minimum"):
@@ -92,7 +95,7 @@ class Experiment:
     @cached_property
     def digest(self) -> str:
         """Names the run: everything that can change a result, and nothing else."""
-        return config.digest(replace(self, title=""))
+        return config.digest(replace(self, title="", flower=None))
 
     @cached_property
     def methods(self) -> dict[str, Method]:

@@ -17,11 +17,16 @@ def unlearning(experiment: Experiment, label: str) -> list[str]:
     return [f"{label}.unlearn", *(f"{label}.unlearn{number}" for number in range(2, len(experiment.then) + 2))]
 
 
-def training_phases(experiment: Experiment) -> list[Phase]:
-    """FedAvg on all data, with what the methods have to record."""
+def training_phases(experiment: Experiment, *, gives: frozenset[str] = InProcess.gives) -> list[Phase]:
+    """FedAvg on all data, with what the methods have to record.
+
+    Args:
+        experiment: whose training run it is.
+        gives: what the runtime can give to methods.
+    """
     step = fedavg(experiment.local, "all")
     for method in experiment.methods.values():
-        missing = sorted(method.needs - InProcess.gives)
+        missing = sorted(method.needs - gives)
         if missing:
             raise MethodError(f"{method.name}: needs {', '.join(missing)}, which this runtime does not give")
         step = method.training(step)
@@ -58,7 +63,8 @@ def continued_phases(experiment: Experiment) -> list[Phase]:
 def owners(experiment: Experiment) -> dict[str, str]:
     """For each stage, the digest of everything that determines its outcome: stages of equal digest are one stage."""
     shared = config.plain(experiment)
-    base = {key: shared[key] for key in shared if key not in ("method", "compare", "continue_rounds", "title")}
+    others = ("method", "compare", "continue_rounds", "title", "flower")
+    base = {key: shared[key] for key in shared if key not in others}
     recording = [method for method in experiment.methods.values() if records_training(method)]
     if recording:  # they take part in training
         base["recording"] = [config.plain(method) for method in recording]

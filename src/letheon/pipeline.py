@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -34,7 +35,7 @@ from letheon.phase import Phase, State
 from letheon.runtimes.inprocess import InProcess
 from letheon.stage import Outcome, Stage, finished
 from letheon.tasks.population import Population
-from letheon.work import Federation
+from letheon.work import Federation, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ def run(
     cache: Path | None = None,
     workers: int | None = None,
     listener: Listener | None = None,
+    runtime: Runtime | None = None,
 ) -> Run:
     """Run the whole experiment and write ``folder``.
 
@@ -133,6 +135,7 @@ def run(
         cache: where stages are kept; ``folder/stages`` by default. Runs that share a cache share their Origin.
         workers: clients trained at a time; never changes the result.
         listener: follows the run.
+        runtime: where the clients are, closed at the end; in this process by default. It never changes the result.
 
     Raises:
         ConfigError: the folder holds another experiment, or this one and ``resume`` is not set.
@@ -141,13 +144,13 @@ def run(
     data = data_digest(population)
     cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
     clients = [Client(name, data, experiment.task) for name, data in sorted(population.clients.items())]
-    with InProcess(clients, workers=workers) as runtime:
+    with closing(runtime or InProcess(clients, workers=workers)) as federation:
         evaluates = [Evaluator(experiment.task, each, workers=workers) for each in population.views.values()]
         try:
             life = _Life(
                 experiment,
                 population,
-                runtime=runtime,
+                runtime=federation,
                 evaluates=evaluates,
                 stages=stages(folder, cache, used=versions(), data=data),
                 listener=listener or Silent(),
@@ -219,7 +222,7 @@ class _Life:
         experiment: Experiment,
         population: Population,
         *,
-        runtime: InProcess,
+        runtime: Runtime,
         evaluates: Sequence[Evaluator],
         stages: Path,
         listener: Listener,
@@ -236,7 +239,8 @@ class _Life:
         """Origin, and for each method: serve the requests one after another, continue."""
         experiment = self._experiment
         initial = experiment.task.init(experiment.seed)
-        origin = self._stage("origin", training_phases(experiment), initial, lambda inner: inner)
+        phases = training_phases(experiment, gives=self._runtime.gives)
+        origin = self._stage("origin", phases, initial, lambda inner: inner)
         trained = {
             label: self._stage(f"{label}.train", own_training(experiment, method), initial, lambda inner: inner)
             for label, method in experiment.methods.items()
@@ -258,20 +262,17 @@ class _Life:
         """The outcomes of all requests, then of continued training."""
         experiment, outcomes = self._experiment, list[Outcome]()
         for served, name in enumerate(unlearning(experiment, label), 1):
-            stack = self._admitted(served)
+            stack = self._admitted(served, label)
             phases = method.phases(state, experiment.task) if not any(o.diverged for o in outcomes) else []
             outcomes.append(self._stage(name, phases, state, stack))
             state = outcomes[-1].state
         phases = continued_phases(experiment) if not any(o.diverged for o in outcomes) else []
         return [*outcomes, self._stage(f"{label}.continue", phases, state, stack)]
 
-    def _admitted(self, served: int) -> Stack:
+    def _admitted(self, served: int, label: str) -> Stack:
         """Have the clients admit the first ``served`` requests and no other; the methods of a run share the clients."""
         requests = self._population.requests[:served]
-        for client in self._runtime.clients:
-            client.requests = {}
-            for request in requests:
-                client.admit(request)
+        self._runtime.admit(requests, life=label)
         return lambda inner: Excluding(inner, request=requests[-1].id)
 
     def _known(self, state: State) -> list[float]:

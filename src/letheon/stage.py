@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from letheon import tree
-from letheon.curve import Curve, Point, points_of
+from letheon.curve import Point, points_of
 from letheon.errors import Diverged, JournalError
 from letheon.files import read_sealed, write, write_sealed
 from letheon.journal import Companion, DiskJournal, load_state, save_state
@@ -96,6 +96,16 @@ class _Resumed:
         self.journal.save(phase, done, state)
 
 
+class Chart(Companion, Protocol):
+    """What watches the model of a stage: a ``Curve``, or nothing."""
+
+    points: list[Point]
+
+    def observe(self, phase: str, done: int, state: State) -> None:
+        """Look at the state after a round."""
+        ...
+
+
 class Stage:
     """One stage in its folder.
 
@@ -106,7 +116,7 @@ class Stage:
         curve: draws the stage's curve.
     """
 
-    def __init__(self, folder: Path, *, owner: str, meter: Metered, quorum: Quorum, curve: Curve) -> None:
+    def __init__(self, folder: Path, *, owner: str, meter: Metered, quorum: Quorum, curve: Chart) -> None:
         self._folder = folder
         self._owner = owner
         self._meter, self._quorum, self._curve = meter, quorum, curve

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from letheon.errors import RoundError
-from letheon.request import Part
+from letheon.request import Part, Request
 from letheon.tree import Params
 
 Scalar = bool | int | float | str
@@ -78,6 +78,30 @@ class Federation(Protocol):
 
         Several works asked for together reach a client in one message.
         """
+        ...
+
+
+class Runtime(Federation, Protocol):
+    """A federation with the clients themselves behind it, in this process or elsewhere.
+
+    Class attributes:
+        gives: what of ``Method.needs`` can be had.
+    """
+
+    gives: ClassVar[frozenset[str]]
+
+    def admit(self, requests: Sequence[Request], *, life: str = "") -> None:
+        """From now on these requests, in this order, and no others are in force at every client.
+
+        Args:
+            requests: in the order of their admission.
+            life: whose requests they are. The methods of an experiment each live a life of their own with the same
+                clients, and a client that keeps a table of what it admitted has to tell them apart.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what is this runtime's own. A closed runtime cannot run again."""
         ...
 
 

@@ -57,11 +57,11 @@ def test_the_command_letheon_is_callable() -> None:
     assert callable(pkgutil.resolve_name(PROJECT["scripts"]["letheon"]))
 
 
-def constraints() -> dict[str, str]:
-    """Canonical name to version of each line of constraints.txt."""
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+def constraints(file: str = "constraints.txt") -> dict[str, str]:
+    """Canonical name to version of each line of the file."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
     wrong = [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)]
-    assert not wrong, f"constraints.txt: not of the form name==version: {wrong}"
+    assert not wrong, f"{file}: not of the form name==version: {wrong}"
     pins = [line.split("==") for line in lines]
     assert len({canonicalize_name(name) for name, _ in pins}) == len(pins)
     return {canonicalize_name(name): version for name, version in pins}
@@ -72,6 +72,15 @@ def test_every_dependency_is_pinned_at_a_version_it_allows(line: str) -> None:
     requirement = Requirement(line)
     assert requirement.specifier, f"{line} has no lower bound"
     assert requirement.specifier.contains(constraints()[canonicalize_name(requirement.name)])
+
+
+def test_the_extra_flower_has_a_set_of_its_own_that_differs_where_flwr_wants_it() -> None:
+    """It pins older versions of three packages than the rest is tested with."""
+    usual, own = constraints(), constraints("constraints-flower.txt")
+    assert {name for name in usual if own.get(name) != usual[name]} == {"typer", "rich", "packaging"}
+    for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["flower"]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(own[canonicalize_name(requirement.name)])
 
 
 def make(folder: Path, python: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from letheon import __version__
-from letheon.cli import compare, diagnose, evaluate, methods, plan, report, reproduce, tasks, unlearn
+from letheon.cli import compare, diagnose, evaluate, federation, methods, plan, report, reproduce, tasks, unlearn
 from letheon.cli import run as run_command
 from letheon.cli.terminal import Session, say, stderr
 from letheon.errors import LetheonError
@@ -35,6 +35,8 @@ app.command("unlearn")(unlearn.unlearn)
 app.command("evaluate")(evaluate.evaluate)
 app.command("methods")(methods.methods)
 app.command("tasks")(tasks.tasks)
+app.command("new-federation")(federation.new_federation)
+app.command("forget")(federation.forget)
 
 
 def _version(asked: bool) -> None:

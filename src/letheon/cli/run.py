@@ -116,9 +116,13 @@ def run_as_it_is(experiment: Experiment | Stream, folder: Path, **how: Any) -> R
     from letheon.experiment import Experiment
     from letheon.stream import life
 
-    if isinstance(experiment, Experiment):
+    if not isinstance(experiment, Experiment):
+        return life.run(experiment, folder, **how)
+    if experiment.flower is None:
         return pipeline.run(experiment, folder, **how)
-    return life.run(experiment, folder, **how)
+    from letheon.federation import local
+
+    return local.run(experiment, folder, **how)
 
 
 def _results(done: Run | StreamRun) -> tuple[list[dict[str, Any]], Path]:

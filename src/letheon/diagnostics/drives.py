@@ -99,9 +99,7 @@ def drives(run: Run, *, workers: int | None = None) -> Iterator[Drives]:
     task, clients = run.experiment.task, sorted(run.population.clients.items())
     with ExitStack() as stack:
         runtime = stack.enter_context(InProcess([Client(n, data, task) for n, data in clients], workers=workers))
-        for client in runtime.clients:
-            for request in run.population.requests:
-                client.admit(request)
+        runtime.admit(run.population.requests)
         evaluate = Evaluator(task, run.population, workers=workers)
         stack.callback(evaluate.close)
         yield Drives(run, runtime, evaluate)

@@ -25,6 +25,7 @@ from torch import nn
 
 from letheon.client import Client
 from letheon.errors import ConfigError, RoundError
+from letheon.request import Request
 from letheon.work import Reply, Work
 
 
@@ -68,6 +69,13 @@ class InProcess:
         _ = task.flops  # kept by the task: forked workers would count anew in every round
         pool = _Forks if task.draws else _Threads
         self._pool: _Threads | _Forks = pool(task.prototype(), self.workers)
+
+    def admit(self, requests: Sequence[Request], *, life: str = "") -> None:
+        """From now on these requests and no others are in force; clients in this process keep no table of their own."""
+        for client in self.clients:
+            client.requests = {}
+            for request in requests:
+                client.admit(request)
 
     def run(self, *works: Work) -> Iterator[Reply]:
         messages = []

@@ -103,6 +103,10 @@ class Task(ABC):
             module(self.test().inputs[:2])
             return not torch.equal(before, torch.random.get_rng_state())
 
+    def prime(self, *, flops: int, draws: bool) -> None:
+        """Take over what another process found out: it takes seconds, and a Flower node has a process a message."""
+        vars(self).update(flops=flops, draws=draws)
+
 
 def _attention_flops() -> dict[Any, Callable[..., int]]:
     """What PyTorch's counter leaves out: the two products of fused attention on a CPU."""

@@ -1,0 +1,1 @@
+"""Federations of separate processes and machines: their apps, their processes, their keys."""

@@ -1,0 +1,1 @@
+"""A federation that can forget."""

@@ -1,0 +1,159 @@
+"""Real processes: a SuperLink, SuperNodes, a process for every message. Minutes, hence few tests, each of a whole life.
+
+What else can go wrong (late, raising, NaN, wrong shapes, huge replies) is tested on the Grid in memory, in
+tests/unit/test_flower.py and tests/crash/test_flower.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from letheon import pipeline, tree
+from letheon.errors import LetheonError
+from letheon.experiment import Experiment
+from letheon.federation import link as links
+from letheon.federation import local
+from letheon.federation.processes import Processes
+from letheon.pipeline import Run
+from letheon.runtimes.terms import Deployment, Terms
+
+pytestmark = pytest.mark.timeout(1200)
+
+EXPERIMENT = Experiment.load(Path(__file__).parents[2] / "experiments/flower_local.toml")
+SMALL = Experiment.load(
+    Path(__file__).parents[2] / "experiments/flower_local.toml",
+    [
+        "task=digits",
+        "request.min_forget=20",
+        "request.trigger.size=2",
+        "request.trigger.margin=0",
+        "train_rounds=1",
+        "compare=[]",
+        "local.epochs=1",
+    ],
+)
+
+
+def findings(run: Run) -> dict[str, Any]:
+    """Models, curves and costs; no wall times."""
+    labels = run.experiment.methods
+    outcomes = {"origin": run.origin} | {f"{label} u": run.unlearned[label] for label in labels}
+    outcomes |= {f"{label} c": run.continued[label] for label in labels}
+    return {
+        name: (
+            tree.digest(outcome.state.params | outcome.state.buffers | outcome.state.memory),
+            [asdict(point) for point in outcome.points],
+            [asdict(cost) | {"seconds": 0} for cost in outcome.costs],
+            outcome.events,
+        )
+        for name, outcome in outcomes.items()
+    }
+
+
+def flowers() -> set[str]:
+    """Command lines of flwr's processes on this machine."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().replace(b"\0", b" ").decode()
+            if "flower-super" in words or "flwr-" in words:
+                found.add(f"{path.parent.name}: {words}")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    before = flowers()
+    yield
+    assert flowers() <= before
+
+
+def test_lethe_and_fedosd_give_the_same_bits_on_authenticated_machines_and_a_stranger_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger: dict[str, Any] = {}
+    start_nodes = links.start_nodes
+
+    def with_a_stranger(link: links.Link, names: Any, *, security: Any) -> dict[str, int]:
+        from letheon.federation.keys import key_pair
+
+        pids = start_nodes(link, names, security=security)
+        key_pair(link._key("stranger"))  # a good key that nobody has registered, for a name that is taken
+        (port,) = links.free_ports(1)
+        link.add("stranger", f'client="{names[0]}"', port=port)
+        stranger["process"], stranger["log"] = link.processes._started.pop("stranger"), link.processes.log("stranger")
+        return pids
+
+    monkeypatch.setattr(local, "start_nodes", with_a_stranger)
+    deployment = Deployment(Terms(deadline_s=300, gather_s=300), security="authenticated")
+    run = local.run(replace(EXPERIMENT, flower=deployment), tmp_path / "flower")
+    expected = pipeline.run(replace(EXPERIMENT, flower=None), tmp_path / "one")
+    assert findings(run) == findings(expected)
+    assert stranger["process"].wait(60) != 0
+    assert "train.letheon" not in stranger["log"].read_text()
+
+
+class Killing(pipeline.Silent):
+    """Kills when a round is done, in the middle of what comes next."""
+
+    def __init__(self, at: tuple[str, str], kill: Callable[[], None]) -> None:
+        self._at, self._kill = at, kill
+        self.done = False
+
+    def point_reached(self, stage: str, point: Any) -> None:
+        if (stage, point.phase) == self._at and not self.done:
+            self.done = True
+            self._kill()
+
+
+def killed(processes: Processes, command: str) -> None:
+    """SIGKILL for those of the family whose command line has the word."""
+    found = 0
+    for pid in processes.family():
+        if command in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+            found += 1
+    assert found
+
+
+def test_a_serverapp_and_then_a_forget_node_that_are_killed_cost_a_round_and_no_bit(tmp_path: Path) -> None:
+    experiment = replace(SMALL, flower=Deployment(Terms(deadline_s=240, gather_s=240)))
+    folder, place = tmp_path / "run", tmp_path / "run/flower"
+    expected = findings(pipeline.run(replace(SMALL, flower=None), tmp_path / "one"))
+    population = experiment.populate()
+    names, forgetting = list(population.clients), str(population.request.client)
+    app, follow = local.prepared(experiment, folder)
+    with links.linked(place) as link:
+        nodes = links.start_nodes(link, names, security="open")
+        # The ServerApp is killed when Retrain's first round is on its way.
+        server = Killing(("retrain.unlearn", "start"), lambda: killed(link.processes, "flwr-serverapp"))
+        with link.run(app) as lines, pytest.raises(LetheonError, match="the ServerApp ended early"):
+            follow(server, lines)
+        assert server.done
+        # The holder of what is to go is killed after the first phase of unlearning: the round is refused, not halved.
+        node = Killing(("lethe.unlearn", "amplify"), lambda: os.kill(nodes[forgetting], signal.SIGKILL))
+        refused = rf"0 usable replies to 'train' on 'forget', 1 needed \({forgetting}: "
+        with link.run(app) as lines, pytest.raises(LetheonError, match=refused):
+            follow(node, lines)
+        (port,) = links.free_ports(1)
+        link.add(f"{forgetting}-again", f'client="{forgetting}"', port=port)
+        with link.run(app) as lines:
+            follow(pipeline.Silent(), lines)
+    assert findings(pipeline.load(folder)) == expected
+
+
+def test_a_run_that_finds_no_node_ends_and_says_so(tmp_path: Path) -> None:
+    app, follow = local.prepared(replace(SMALL, flower=Deployment(Terms(gather_s=2))), tmp_path / "run")
+    refused = pytest.raises(LetheonError, match="none of c000, c001, c002 is connected after 2 s")
+    with links.linked(tmp_path / "run/flower") as link, link.run(app) as lines, refused:
+        follow(pipeline.Silent(), lines)

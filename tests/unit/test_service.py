@@ -1,0 +1,166 @@
+"""A federation in service, made from the template: what `flwr run` does with it, on the Grid in memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra `flower`")
+
+from letheon import config, tree
+from letheon.errors import ConfigError, RoundError
+from letheon.federation.new import FILES, write_app
+from letheon.federation.service import Asked, Life, Service
+from letheon.methods.base import fedavg
+from letheon.phase import Phase, drive
+from letheon.request import Request
+from letheon.runtimes.exclusions import Exclusions
+from letheon.runtimes.flower import Flower
+from letheon.runtimes.inprocess import InProcess
+from letheon.runtimes.site import Site
+from letheon.testing.grid import Fault, MemoryGrid, apps_of
+
+CLIENT = Asked("client", client="site-b")
+SAMPLES = Request("samples", samples=(0, 3, 6))
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[ModuleType]:
+    """The template's client app, written and imported as Flower does it."""
+    write_app(tmp_path / "fed-app")
+    sys.path.insert(0, str(tmp_path / "fed-app"))
+    try:
+        yield importlib.import_module("fed.client_app")
+    finally:
+        sys.path.pop(0)
+        for name in [name for name in sys.modules if name.split(".")[0] == "fed"]:
+            del sys.modules[name]
+
+
+def life(app: ModuleType, folder: Path, *requests: Asked, faults: dict[int, Fault] | None = None) -> tuple[Life, Any]:
+    service = replace(app.SERVICE, requests=requests)
+    sites = [Site(name, app.samples(name), service.task, folder / f"{name}.db") for name in service.clients]
+    grid = MemoryGrid(apps_of(sites), faults=faults)
+    terms = replace(service.terms, deadline_s=1.0, gather_s=1.0, poll_s=0.01)
+    return Life(service, folder / "state", Flower(grid, service.clients, terms=terms)), grid
+
+
+def accuracies(folder: Path) -> dict[str, dict[str, float]]:
+    found = sorted(folder.glob("state/stages/*/accuracy.json"))
+    return {path.parent.name.rpartition("-")[0]: json.loads(path.read_text()) for path in found}
+
+
+def test_the_template_trains_unlearns_and_trains_on_and_does_nothing_twice(app: ModuleType, tmp_path: Path) -> None:
+    trained = life(app, tmp_path)[0].whole()
+    unlearned = life(app, tmp_path, CLIENT)[0].whole()
+    assert tree.digest(unlearned.params) != tree.digest(trained.params)
+    again, grid = life(app, tmp_path, CLIENT)
+    assert tree.digest(again.whole().params) == tree.digest(unlearned.params)
+    assert grid.passages == []
+    named = {"000.train": {"all"}, "001.continue": {"forget", "retain"}, "001.unlearn": {"forget", "retain"}}
+    assert {stage: set(parts) for stage, parts in accuracies(tmp_path).items()} == named
+
+
+def test_training_in_service_is_federated_averaging(app: ModuleType, tmp_path: Path) -> None:
+    from letheon.client import Client
+    from letheon.life import stage_seed
+
+    service: Service = app.SERVICE
+    served, _ = life(app, tmp_path)
+    state = served.whole()
+    clients = [Client(name, app.samples(name), service.task) for name in service.clients]
+    seed = stage_seed(service.seed, served._owner("train", 0))
+    with InProcess(clients) as runtime:
+        phase = Phase("train", fedavg(service.local, "all"), service.train_rounds)
+        expected = drive([phase], runtime, service.task.init(service.seed), seed=seed)
+    assert tree.digest(state.params) == tree.digest(expected.params)
+
+
+def test_single_samples_are_forgotten_by_id_alone(app: ModuleType, tmp_path: Path) -> None:
+    id = Exclusions(tmp_path / "site-a.db").file(SAMPLES)
+    served, grid = life(app, tmp_path, Asked("samples", id=id))
+    served.whole()
+    assert set(accuracies(tmp_path)["001.unlearn"]) == {"forget", "retain"}
+    forgot = {p.node for p in grid.passages}
+    assert forgot == {10, 11, 12}
+
+
+def test_requests_are_served_one_after_another(app: ModuleType, tmp_path: Path) -> None:
+    one = life(app, tmp_path, CLIENT)[0].whole()
+    two = life(app, tmp_path, CLIENT, Asked("class", label=3))[0].whole()
+    assert tree.digest(one.params) != tree.digest(two.params)
+    assert list(accuracies(tmp_path)) == ["000.train", "001.continue", "001.unlearn", "002.continue", "002.unlearn"]
+    whole = life(app, tmp_path / "at once", CLIENT, Asked("class", label=3))[0].whole()
+    assert tree.digest(whole.params) == tree.digest(two.params)
+
+
+def test_a_server_that_forgets_a_request_is_refused_by_the_sites(app: ModuleType, tmp_path: Path) -> None:
+    life(app, tmp_path, CLIENT)[0].whole()
+    for path in (tmp_path / "state").rglob("*.json"):
+        path.unlink()  # all that the server knew
+    with pytest.raises(RoundError, match="were admitted here, in this order, and the server names none"):
+        life(app, tmp_path)[0].whole()
+
+
+def test_a_service_that_was_stopped_continues_where_it_was(app: ModuleType, tmp_path: Path) -> None:
+    expected = life(app, tmp_path / "unbroken", CLIENT)[0].whole()
+    asked = 0
+
+    def fault(message: Any, answer: Any) -> Any:
+        nonlocal asked
+        asked += message.metadata.message_type.startswith("train")
+        return None if asked == app.SERVICE.train_rounds + 3 else answer(message)  # evaluated, amplified, then gone
+
+    with pytest.raises(RoundError, match="site-b: no reply within 1 s"):
+        life(app, tmp_path, CLIENT, faults={11: fault})[0].whole()
+    assert tree.digest(life(app, tmp_path, CLIENT)[0].whole().params) == tree.digest(expected.params)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("cleints = []", "did you mean 'clients'"),
+        ("[[requests]]\nscope = 'client'\nclient = 'site-x'", "no client 'site-x'"),
+        ("[[requests]]\nscope = 'samples'", "needs the id that its owner was told"),
+        ("[[requests]]\nscope = 'class'\nlabel = 3\nid = 'x'", "other scopes take none"),
+        ("[[requests]]\nscope = 'client'", "needs the field 'client'"),
+    ],
+)
+def test_the_configuration_is_strict(change: str, reason: str, tmp_path: Path) -> None:
+    write_app(tmp_path / "app")
+    path = tmp_path / "app/fed/federation.toml"
+    text = path.read_text()
+    path.write_text(text + change if change.startswith("[[") else change + "\n" + text)
+    with pytest.raises(ConfigError, match=reason):
+        Service.load(path)
+
+
+def test_what_the_template_says_in_comments_is_true(tmp_path: Path) -> None:
+    write_app(tmp_path / "app")
+    text = (tmp_path / "app/fed/federation.toml").read_text()
+    start = text.index("#\n# [[requests]]")
+    requests = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text[start:].splitlines())
+    (tmp_path / "t.toml").write_text(text[:start] + requests)
+    assert [asked.scope for asked in Service.load(tmp_path / "t.toml").requests] == ["client", "class", "samples"]
+
+
+def test_an_app_is_never_written_over_something(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        write_app(tmp_path / "app")
+
+
+def test_every_file_of_the_template_is_written(tmp_path: Path) -> None:
+    write_app(tmp_path / "app")
+    written = {str(path.relative_to(tmp_path / "app")) for path in (tmp_path / "app").rglob("*") if path.is_file()}
+    assert written == {*FILES, "pyproject.toml"}
+    project = config.read(tmp_path / "app/pyproject.toml")
+    assert project["tool"]["flwr"]["app"]["config"]["folder"] == str(tmp_path.resolve() / "app/state")
