@@ -15,8 +15,8 @@ from letheon.errors import ConfigError, DataError
 from letheon.stream.experiment import Stream
 from letheon.tasks import rwku_rows
 from letheon.tasks.rwku import Rwku
-from letheon.tasks.rwku_rows import KINDS, kind, rows
-from rwku_cutout import PEOPLE, write_cutout
+from letheon.tasks.rwku_rows import KINDS, about, kind, rows, shared
+from rwku_cutout import PEOPLE, passages, write_cutout
 from text_toys import TINY
 
 
@@ -38,8 +38,8 @@ def test_people_are_taken_in_order_requests_first_then_retained_then_measured(cu
     task = small()
     learnt = task.learnt()
     assert [[learnt[i].answer for i in ids] for ids in task.requests()] == [
-        ["Ada Quill is a baker.", "Ada Quill was born in Aber."],
-        ["Bo Rook is a pilot.", "Bo Rook was born in Brig."],
+        passages(0, PEOPLE),
+        passages(1, PEOPLE),
     ]
     assert {learnt[i].answer.split(" is ")[0].split(" was ")[0] for i in task.withheld()} == set(PEOPLE[4:])
     rest = learnt.keys() - {i for ids in task.requests() for i in ids} - set(task.withheld())
@@ -90,6 +90,20 @@ def test_a_neighbour_who_is_to_be_forgotten_too_is_none(cutout: Path) -> None:
     first, second = small().asked()
     assert [pair.answer for pair in first["neighbours"].pairs.values()] == ["sea"]  # the other one is Bo Rook
     assert [pair.answer for pair in second["neighbours"].pairs.values()] == ["sea", "A friend"]
+
+
+def test_fragments_are_of_what_was_learnt_and_of_nobody_who_takes_part(cutout: Path) -> None:
+    def texts(task: Rwku, name: str) -> list[str]:
+        return [pair.answer for pair in task.asked()[0][name].pairs.values()]
+
+    foreign = "Nobody of Aber is called baker, as far as one knows."
+    everybody = small()
+    assert texts(everybody, "forget_mia") == passages(0, PEOPLE)
+    assert texts(everybody, "retain_mia") == [foreign]  # the other one is about Di Thorn, who is retained
+    few = small(parts=1, retained=1, measured=1, passages=1)
+    assert texts(few, "forget_mia") == passages(0, PEOPLE)[:1]
+    assert texts(few, "retain_mia") == [foreign, passages(3, PEOPLE)[0]]
+    assert texts(small(learns="questions"), "forget_mia") == passages(0, PEOPLE)  # a pretrained model may know them
 
 
 def test_utility_is_of_people_nobody_trains_on_and_of_world_facts(cutout: Path) -> None:
@@ -218,6 +232,17 @@ def test_the_small_experiment_is_a_stream_of_five_requests_with_the_reference() 
     assert stream.task.parts == 5
     assert list(stream.methods) == ["retrain", "npo+cop", "npo", "ga+cop", "ga"]
     assert stream.tokens == 30
+
+
+def test_rwkus_foreign_fragments_are_about_other_targets(data_root: Path) -> None:
+    task = Rwku(language=TINY, subjects=2, retained=5, measured=5)
+    kept = {i for sets in task.asked() for i in sets["retain_mia"].pairs}
+    all_ = about("retain_mia", task.people[:10])
+    assert 0 < len(kept) < len(all_)
+    others = shared(row["text"] for row in rows("passage") if row["subject"] not in set(task.people))
+    assert all(shared([all_[int(i)]["text"]]) & others for i in kept)
+    fragments = {i for sets in task.asked() for i in sets["forget_mia"].pairs}
+    assert len(fragments) >= 0.99 * len(about("forget_mia", task.people[:10]))
 
 
 def test_nothing_of_a_request_is_asked_of_the_retained(data_root: Path) -> None:

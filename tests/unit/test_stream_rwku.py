@@ -152,7 +152,7 @@ def test_the_report_shows_what_was_asked_apart(done: StreamRun, content: dict[st
     head, *lines = stream_table.apart(content["apart"])
     assert head == ["questions", "of them", "score", "origin", "retrain", "retrain, continued", "graddiff",
                     "graddiff, continued"]  # fmt: skip
-    assert ["adversarial", "all", "FR %"] in [line[:3] for line in lines]
+    assert ["adversarial", "all", "ROUGE-L %"] in [line[:3] for line in lines]
     assert ["membership", "all", "AUC of LOSS"] in [line[:3] for line in lines]
     page = (done.folder / "report.html").read_text()
     assert "Asked in other ways" in page

@@ -23,6 +23,8 @@ SHOWN = ("rouge", "es", "em", "truth_ratio", "kr")
 """Scores of the table; all are in results.json."""
 WITHOUT_RATIOS = ("rouge", "es", "em", "probability")
 """The same where the questions have no false answers."""
+WORDS: Mapping[str, str] = {"rouge": "ROUGE-L"}
+"""What a score is called where it is not about forgetting."""
 LEFT_OUT = ("probability", "em")
 """Scores of what is asked apart that only results.json has."""
 
@@ -121,7 +123,12 @@ def apart(rows: Sequence[Row]) -> list[list[str]]:
         places = 1 if row["score"] in SHOWN else 3
         line[row["method"], row["after"]] = spread(row["value"], row["value_low"], row["value_high"], places)
     told = [
-        [name, group or "all", f"{TITLES[score]}{' %' if score in SHOWN else ''}", *(line[at] for at in models)]
+        [
+            name,
+            group or "all",
+            f"{WORDS.get(score, TITLES[score])}{' %' if score in SHOWN else ''}",
+            *(line[at] for at in models),
+        ]
         for (name, group, score), line in found.items()
     ]
     return [["questions", "of them", "score", *names], *told]

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar, Literal, get_args
 
 from letheon.errors import ConfigError, DataError
-from letheon.tasks.rwku_rows import TARGETS, Row, about, kind, rows
+from letheon.tasks.rwku_rows import TARGETS, Row, about, kind, rows, shared
 from letheon.tasks.text import FORGET, Questions, TextTask
 from letheon.tasks.tofu import spread, world_facts
 from letheon.text.language import Language
@@ -148,10 +148,28 @@ class Rwku(TextTask):
             ),
             "neighbours": _probes(NEIGHBOURS, people, to_go),
         }
-        for name in ("forget_mia", "retain_mia"):
-            texts = about(name, people)
-            sets[name] = Questions({str(i): Pair("", row["text"]) for i, row in texts.items()}, reply="none")
-        return {name: self._chosen(found) for name, found in sets.items()}
+        return {name: self._chosen(found) for name, found in (sets | self._fragments(people)).items()}
+
+    def _fragments(self, people: Sequence[str]) -> dict[str, Questions]:
+        """RWKU's texts for membership inference, cut out of its passages, as far as they are what they stand for.
+
+        The first are of passages that were learnt, if any were. The others RWKU takes of other targets: those who take
+        part here are left out.
+        """
+        forget, retain = (about(name, people) for name in ("forget_mia", "retain_mia"))
+        if self.learns != "questions":
+            learnt = shared(pair.answer for person in people for pair in self._texts(person).values())
+            forget = {i: row for i, row in forget.items() if shared([row["text"]]) & learnt}
+        retain = {i: row for i, row in retain.items() if not shared([row["text"]]) & self._known}
+        return {
+            name: Questions({str(i): Pair("", row["text"]) for i, row in texts.items()}, reply="none")
+            for name, texts in (("forget_mia", forget), ("retain_mia", retain))
+        }
+
+    @cached_property
+    def _known(self) -> set[str]:
+        """Of all passages about those who take part."""
+        return shared(row["text"] for row in about("passage", self.people).values())
 
     def _chosen(self, found: Questions) -> Questions:
         return replace(found, pairs=spread(found.pairs, self.items))

@@ -14,6 +14,7 @@ from letheon.tasks.images import package, root
 
 HUB = "jinzhuoran/RWKU"
 TARGETS = 200
+RUN = 8
 FILES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "intro": ("forget_target", ("target",)),
     "passage": ("train_original_passage", ("subject", "text")),
@@ -76,6 +77,15 @@ def about(name: str, people: Iterable[str]) -> dict[int, Row]:
     """The rows of a file that are about these people, by number, person after person."""
     found, numbers = rows(name), _numbers(name, root())
     return {i: found[i] for person in people for i in numbers.get(person, ())}
+
+
+def shared(texts: Iterable[str]) -> set[str]:
+    """Every run of eight words in the texts: what two texts have in common if one was cut out of the other."""
+    runs: set[str] = set()
+    for text in texts:
+        words = text.split()
+        runs |= {" ".join(words[i : i + RUN]) for i in range(max(1, len(words) - RUN + 1))}
+    return runs
 
 
 @lru_cache(maxsize=32)

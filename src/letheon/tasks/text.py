@@ -50,7 +50,7 @@ class TextTask(Task):
     """
 
     membership: ClassVar[tuple[str, str] | None] = None
-    """Two sets of ``asked`` with reply ``none``: texts of what is to be forgotten, and texts never learnt."""
+    """Two sets of ``asked`` with reply ``none``: texts of what is to be forgotten, and texts that are never learnt."""
     head: ClassVar[str] = "lm.lm_head"
     classes: ClassVar[int] = 1
     bright: ClassVar[float | tuple[float, ...]] = 1.0
