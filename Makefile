@@ -4,16 +4,19 @@ PYTHON ?= python3
 ARGS ?=
 
 VENV := .venv
+CONSTRAINTS := constraints.txt
+EXTRAS := dev
 BIN := $(VENV)/bin
 # Touched last, removed first: a set-up that was interrupted is done again.
 READY := $(VENV)/.ready
 
-.PHONY: help demo demo-llm test lint types bench clean
+.PHONY: help demo demo-llm test test-flower lint types bench clean
 
 help:
 	@echo 'make demo    train, unlearn, train on, and show whether it stays gone (real data, some minutes)'
 	@echo 'make demo-llm the same on a small language model: five requests, with and without COP (minutes)'
 	@echo 'make test    run every test'
+	@echo 'make test-flower the tests over Flower, in an environment of its own'
 	@echo 'make lint    ruff over the whole tree'
 	@echo 'make types   mypy --strict over src'
 	@echo 'make bench   what one round of federated averaging costs on this machine'
@@ -28,6 +31,12 @@ demo-llm: $(READY)
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)
 
+# Flower wants older versions of some packages than the rest is tested with: hence a second environment.
+ON_FLOWER := tests/parity/test_flower.py tests/crash/test_flower.py tests/unit/test_flower.py tests/unit/test_service.py
+test-flower:
+	@$(MAKE) --no-print-directory test VENV=.venv-flower CONSTRAINTS=constraints-flower.txt EXTRAS=dev,flower \
+	    ARGS='$(ON_FLOWER) $(ARGS)'
+
 lint: $(READY)
 	@$(BIN)/python -m ruff check . $(ARGS)
 
@@ -38,10 +47,10 @@ bench: $(READY)
 	@$(BIN)/python experiments/bench.py $(ARGS)
 
 clean:
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./runs -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	    echo "Letheon needs Python 3.11 or newer; PYTHON=$(PYTHON) gives: $$($(PYTHON) -V 2>&1)" >&2; \
 	    echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
@@ -49,5 +58,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo 'Setting up $(VENV): downloads PyTorch and what else is needed; this takes some minutes, once ...'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 	    echo "No virtual environment could be made. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	@touch $@

@@ -32,7 +32,8 @@ from letheon.testing.grid import MemoryGrid, apps_of
 from letheon.testing.scene import Scene, digest, small
 from letheon.training import Local
 
-CASES = [(name, scope) for name in registry.names("method") for scope in sorted(registry.get("method", name).scopes)]
+NAMES = registry.names("method", language=False)
+CASES = [(name, scope) for name in NAMES for scope in sorted(registry.get("method", name).scopes)]
 LIFE = Experiment(
     Digits(norm=True),
     Lethe(rounds=1, restore_rounds=1),
