@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from letheon.data import Data
 from letheon.errors import DataError, LetheonError, MethodError
-from letheon.text.descent import Goal, Held, Recipe, _Reference, _Slope, descend, mean_loss
+from letheon.text.descent import Held, Recipe, descend, mean_loss
 from letheon.text.encoding import MASKED, PAD
+from letheon.text.goal import Goal, Reference, Slope
 from letheon.text.losses import FORGET, RETAIN, Seen, named, seen
 from letheon.text.losses import direction as rmu_direction
 
@@ -175,9 +176,9 @@ def slope(goal: Goal, part: int | None, pad: int = 0) -> list[Tensor]:
     module = Bigram()
     for p in module.parameters():  # the reference is another model than the one to move
         p.data += 0.1
-    reference = _Reference.of(Bigram(), goal, texts(pad))
+    reference = Reference.of(Bigram(), goal, texts(pad))
     rows = torch.arange(6)
-    parts = _Slope(module, goal, texts(pad), part, reference)
+    parts = Slope(module, goal, texts(pad), part, reference)
     found, _ = parts.at({"forget": rows, "refusal": rows, "retain": rows.flip(0)}, list(module.parameters()))
     return found
 

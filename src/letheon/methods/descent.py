@@ -24,8 +24,9 @@ from letheon.phase import Phase, State
 from letheon.request import Scope
 from letheon.tasks.base import Task, params_of
 from letheon.tasks.text import TextTask
-from letheon.text.descent import Goal, Held, Recipe, descend
+from letheon.text.descent import Held, Recipe, descend
 from letheon.text.encoding import lengths, trimmed
+from letheon.text.goal import Goal
 from letheon.training import Local
 from letheon.work import Federation, Reply, Scalar, Work, average, separate
 

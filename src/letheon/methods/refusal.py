@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from letheon.methods.descent import Descent
-from letheon.text.descent import Goal
+from letheon.text.goal import Goal
 
 
 @dataclass(frozen=True)

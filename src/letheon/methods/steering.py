@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from letheon.errors import ConfigError
 from letheon.methods.descent import Descent
-from letheon.text.descent import Goal
+from letheon.text.goal import Goal
 
 Retain = Literal["", "nll", "kl", "stay"]
 
