@@ -50,7 +50,8 @@ def read_rows(folder: Path) -> list[Row]:
 
 def heads(rows: Sequence[Row]) -> list[str]:
     """Names of the columns."""
-    return ["method", "after", *(f"{TITLES[name]} %" for name in _shown(rows)), "MU %"]
+    first = " or ".join(dict.fromkeys(row["first_set"] for row in rows))
+    return ["method", "after", *(f"{TITLES[name]} %" for name in _shown(rows)), f"MU of {first} %", "MU %"]
 
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
@@ -58,8 +59,9 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
     groups: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         groups.setdefault((row["method"], row["after"]), {}).setdefault(row["run"], row)
+    names = (*_shown(rows), "mu_first", "mu")
     return [
-        [method, _after(method, after), *(_cell(list(found.values()), name) for name in (*_shown(rows), "mu"))]
+        [method, _after(method, after), *(_cell(list(found.values()), name) for name in names)]
         for (method, after), found in groups.items()
     ]
 

@@ -79,6 +79,7 @@ def html(results: StreamResults, content: Mapping[str, Any]) -> str:
         heads=stream_table.heads(rows),
         figures=[
             (_figure(results, rows, "mu", "MU: model utility (%)"), UTILITY),
+            (_figure(results, rows, "mu_first", f"MU of {rows[0]['first_set']} (%)"), "The same of this set alone."),
             (_figure(results, rows, "em", "EM: tokens memorised (%)"), MEMORISED),
         ],
         matrices=[(label, _matrix(methods[label]["matrix"]["em"])) for label in methods],

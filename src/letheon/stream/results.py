@@ -72,10 +72,9 @@ class StreamResults:
         """Names of the scores that there are on texts to forget."""
         return SCORES + (RATIOS if "log_ratio" in self.run.origin_exam.sets[f"{FORGET}1"] else ())
 
-    def utility(self, exam: Exam) -> Measurement:
-        """Model utility: the harmonic mean over the task's sets and scores, in per cent."""
-        task = self.run.stream.texts
-        needs = task.needs()
+    def utility(self, exam: Exam, only: str | None = None) -> Measurement:
+        """Model utility: the harmonic mean over the scores of the task's sets, or of one of them, in per cent."""
+        needs = {name: row for name, row in self.run.stream.texts.needs().items() if only in (None, name)}
         sets = {
             name: {score: scored(exam.sets[name], score, "true") for score in names} for name, names in needs.items()
         }
@@ -145,6 +144,9 @@ class StreamResults:
             "requests": k,
         }
         row |= self.utility(exam).fields("mu")
+        # A small model may know nothing of the other sets, which makes the whole 0 whatever happens to it.
+        first = next(iter(self.run.stream.texts.needs()))
+        row |= self.utility(exam, first).fields("mu_first") | {"first_set": first}
         for metric in self.metrics:
             measured = self.so_far(exam, metric, k)
             row |= measured.fields(metric) | {"n_forget": measured.n}
@@ -193,8 +195,9 @@ class StreamResults:
         quality = forget_quality(self._ratios(ours.exams[-1]), self._ratios(theirs.exams[-1]))
         found = quality.distance.fields("ks") | {"log10_fq": _or_none(quality.log10_p)}
         if ours.continued_exam and theirs.continued_exam:
-            rates = [self._ratios(exam) for exam in (ours.continued_exam, theirs.continued_exam, self.run.origin_exam)]
-            measured = resurfacing([rates[0]], [rates[1]], rates[2])
+            exams = (ours.continued_exam, theirs.continued_exam, self.run.origin_exam)
+            method, retrain, origin = (item_retention(self._ratios(exam)) for exam in exams)
+            measured = resurfacing([method], [retrain], origin)
             reason = measured.value.reason if isinstance(measured.value, Undefined) else None
             found |= measured.fields("rr") | {"rr_reason": reason}
         return found
