@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _undo_log() -> Iterator[None]:
+    """Commands and drivers set what Letheon logs; that belongs to a process, which here many of them share."""
+    log = logging.getLogger("letheon")
+    handlers, level, propagate = list(log.handlers), log.level, log.propagate
+    yield
+    log.handlers, log.propagate = handlers, propagate
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")
