@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from letheon import config
 from letheon.client import Client
-from letheon.curve import Curve, Evaluator, Point
+from letheon.curve import Evaluator
 from letheon.errors import ConfigError, JournalError
 from letheon.experiment import Experiment
 from letheon.files import read_sealed, write_json, write_sealed
 from letheon.folder import EXPERIMENT, claim, data_digest, described, read, recorded_cache, stages, versions
-from letheon.journal import DiskJournal
 from letheon.life import (
     continued_phases,
     has_own_training,
@@ -24,52 +22,24 @@ from letheon.life import (
     owners,
     seen_by,
     stage_folder,
-    stage_seed,
     training_phases,
     unlearning,
 )
 from letheon.methods.base import Method
 from letheon.methods.retrain import Retrain
-from letheon.middleware import Excluding, Metered, Quorum
+from letheon.middleware import Excluding
 from letheon.phase import Phase, State
 from letheon.runtimes.inprocess import InProcess
-from letheon.stage import Outcome, Stage, finished
+from letheon.shelf import Listener as Listener
+from letheon.shelf import Shelf, Stack
+from letheon.shelf import Silent as Silent
+from letheon.stage import Outcome, finished
 from letheon.tasks.population import Population
-from letheon.work import Federation, Runtime
+from letheon.work import Runtime
 
 log = logging.getLogger(__name__)
 
 KNOWN = "requests.json"
-Stack = Callable[[Federation], Federation]
-
-
-class Listener(Protocol):
-    """Follows a run, to show progress. ``letheon.cli`` has one for terminals."""
-
-    def stage_started(self, stage: str, rounds: int) -> None:
-        """A stage of so many rounds begins, or is continued."""
-        ...
-
-    def point_reached(self, stage: str, point: Point) -> None:
-        """A round has been evaluated."""
-        ...
-
-    def stage_finished(self, stage: str, outcome: Outcome, *, cached: bool) -> None:
-        """A stage is complete; ``cached``: it was complete before."""
-        ...
-
-
-class Silent:
-    """A listener that shows nothing."""
-
-    def stage_started(self, stage: str, rounds: int) -> None:
-        """Nothing."""
-
-    def point_reached(self, stage: str, point: Point) -> None:
-        """Nothing."""
-
-    def stage_finished(self, stage: str, outcome: Outcome, *, cached: bool) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,8 +201,8 @@ class _Life:
         self._population = population
         self._runtime = runtime
         self._evaluates = evaluates
-        self._stages = stages
-        self._listener = listener
+        seed, minimum = experiment.seed, experiment.minimum
+        self._shelf = Shelf(stages, runtime, evaluates[0], listener, seed=seed, minimum=minimum)
         self._owners = owners(experiment)
 
     def whole(self, folder: Path) -> Run:
@@ -279,18 +249,4 @@ class _Life:
         return [evaluate("", 0, state).kr for evaluate in self._evaluates]
 
     def _stage(self, name: str, phases: Sequence[Phase], start: State, stack: Stack) -> Outcome:
-        owner = self._owners[name]
-        folder = self._stages / stage_folder(name, owner)
-        done = finished(folder, owner)
-        if done is not None:
-            DiskJournal(folder / "journal", owner=owner).clear()  # a kill may have come between result and clearing
-            self._listener.stage_finished(name, done, cached=True)
-            return done
-        self._listener.stage_started(name, sum(phase.rounds for phase in phases))
-        meter = Metered(self._runtime)
-        quorum = Quorum(meter, minimum=self._experiment.minimum)
-        curve = Curve(self._evaluates[0], lambda point: self._listener.point_reached(name, point))
-        stage = Stage(folder, owner=owner, meter=meter, quorum=quorum, curve=curve)
-        outcome = stage.run(phases, stack(quorum), start, seed=stage_seed(self._experiment.seed, name))
-        self._listener.stage_finished(name, outcome, cached=False)
-        return outcome
+        return self._shelf.stage(name, self._owners[name], phases, start, stack=stack)

@@ -257,6 +257,11 @@ def _departure(vectors: Tensor) -> float:
     return float((columns.mT @ columns - torch.eye(columns.shape[1], device=columns.device)).abs().max().nan_to_num(1))
 
 
+def served(bases: Mapping[str, Basis]) -> int:
+    """How many requests the bases are of, also if some added nothing: the number of the next one."""
+    return max((int(basis.records[:, 0].max()) + 1 for basis in bases.values() if len(basis.records)), default=0)
+
+
 def to_params(bases: Mapping[str, Basis]) -> Params:
     """As named tensors, ``cop/SPACE/FIELD``: what ``State.memory`` and ``Work.extras`` hold.
 

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.torch
 
 from letheon import __version__, tree
-from letheon.cop.basis import Basis, from_params, to_params
+from letheon.cop.basis import Basis, from_params, served, to_params
 from letheon.cop.layers import Spaces
 from letheon.errors import JournalError
 from letheon.files import write
@@ -51,7 +51,7 @@ def save(path: Path, bases: Mapping[str, Basis], provenance: Provenance) -> None
     """
     if bases.keys() != provenance.spaces.keys():
         raise ValueError(f"cop: bases of {sorted(bases)}, but provenance of {sorted(provenance.spaces)}")
-    known = max((int(basis.records[:, 0].max()) + 1 for basis in bases.values() if len(basis.records)), default=0)
+    known = served(bases)
     if known > len(provenance.requests):
         raise ValueError(f"cop: the bases are of {known} requests, provenance names {len(provenance.requests)}")
     tensors = {name: tensor.contiguous() for name, tensor in tree.clone(to_params(bases)).items()}

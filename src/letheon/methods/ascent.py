@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from letheon.errors import ConfigError
-from letheon.methods.descent import Descent
+from letheon.methods.descent import Descent, Retain
 from letheon.text.goal import Goal
-
-Retain = Literal["", "nll", "kl", "stay"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,7 @@ class GA(Descent):
     name: ClassVar[str] = "ga"
 
     def goal(self) -> Goal:
-        return Goal("ascent", self.retain, self.forget_weight, self.retain_weight)
+        return self.aimed("ascent")
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class GradDiff(Descent):
     retain: Retain = "nll"
 
     def goal(self) -> Goal:
-        return Goal("ascent", self.retain, self.forget_weight, self.retain_weight)
+        return self.aimed("ascent")
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class GAKL(Descent):
     retain: Retain = "kl"
 
     def goal(self) -> Goal:
-        return Goal("ascent", self.retain, self.forget_weight, self.retain_weight)
+        return self.aimed("ascent")
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,4 @@ class WGA(Descent):
     beta: float = 1.0
 
     def goal(self) -> Goal:
-        if self.beta <= 0:
-            raise ConfigError(f"wga.beta: must be positive, got {self.beta}")
-        return Goal("wga", self.retain, self.forget_weight, self.retain_weight, {"beta": self.beta})
+        return self.aimed("wga", beta=self.beta)

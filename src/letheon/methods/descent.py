@@ -28,9 +28,11 @@ from letheon.text.descent import Held, Recipe, descend
 from letheon.text.encoding import lengths, trimmed
 from letheon.text.goal import Goal
 from letheon.training import Local
+from letheon.tree import Params
 from letheon.work import Federation, Reply, Scalar, Work, average, separate
 
 Trains = Literal["all", "linear"]
+Retain = Literal["", "nll", "kl", "stay"]
 ROWS = 16
 """Texts that pass at once while inputs are collected."""
 MOMENTS = 2**30
@@ -110,7 +112,7 @@ class Descent(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"text"})
 
     tuning: Recipe = Recipe()
-    retain: Literal["", "nll", "kl", "stay"] = ""
+    retain: Retain = ""
     retain_weight: float = 1.0
     forget_weight: float = 1.0
     trains: Trains = "all"
@@ -128,6 +130,16 @@ class Descent(Method):
     @abstractmethod
     def goal(self) -> Goal:
         """The losses with their constants."""
+
+    def aimed(self, loss: str, *, block: str = "", **constants: float) -> Goal:
+        """The named loss beside the retain term, with their weights.
+
+        Raises:
+            ConfigError: β is not positive.
+        """
+        if "beta" in constants and constants["beta"] <= 0:
+            raise ConfigError(f"{self.name}.beta: must be positive, got {constants['beta']}")
+        return Goal(loss, self.retain, self.forget_weight, self.retain_weight, constants, block)
 
     @property
     def label(self) -> str:
@@ -148,7 +160,11 @@ class Descent(Method):
         replies = separate(federation.run(self._work("protect", state)), 1)[0]
         if len(replies) != 1:
             raise MethodError(f"{self.label}: {len(replies)} clients hold data of the request; COP serves one holder")
-        return replace(state, memory={f"{self.name}/{name}": tensor for name, tensor in replies[0].tensors.items()})
+        return replace(state, memory=self.remembered(replies[0].tensors))
+
+    def remembered(self, bases: Mapping[str, Tensor]) -> Params:
+        """Bases as named tensors, by the names that the method's memory has."""
+        return {f"{self.name}/{name}": tensor for name, tensor in bases.items()}
 
     def bases(self, state: State) -> dict[str, Basis]:
         """What the requests so far protect, by input space; empty before the first."""
@@ -249,7 +265,6 @@ def _protect(client: Client, work: Work, data: Data, module: nn.Module, seed: in
     """Extend the bases in ``extras`` by the directions of this request's inputs. Replies all bases."""
     device = next(module.parameters()).device
     bases = cop.from_params({name: tensor.to(device) for name, tensor in work.extras.items()})
-    number = max((int(basis.records[:, 0].max()) + 1 for basis in bases.values() if len(basis.records)), default=0)
     spaces = cop.find_spaces(module, _batch(data.take(torch.arange(1)), device=device))
     widest = max(module.get_parameter(f"{space}.weight").shape[1] for space in spaces)
     shared = _shared(data.inputs)
@@ -260,7 +275,7 @@ def _protect(client: Client, work: Work, data: Data, module: nn.Module, seed: in
         batches,
         spaces,
         bases,
-        request=number,
+        request=cop.served(bases),
         selection=Cop.selected(work.options),
         at_once=max(1, MOMENTS // (8 * widest**2)),
     )

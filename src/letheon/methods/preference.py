@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from letheon.errors import ConfigError
-from letheon.methods.descent import Descent
+from letheon.methods.descent import Descent, Retain
 from letheon.text.goal import Goal
-
-Retain = Literal["", "nll", "kl", "stay"]
-
-
-def _positive(name: str, value: float) -> float:
-    if value <= 0:
-        raise ConfigError(f"{name}: must be positive, got {value}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -31,8 +22,7 @@ class NPO(Descent):
     beta: float = 0.1
 
     def goal(self) -> Goal:
-        beta = _positive("npo.beta", self.beta)
-        return Goal("npo", self.retain, self.forget_weight, self.retain_weight, {"beta": beta})
+        return self.aimed("npo", beta=self.beta)
 
 
 @dataclass(frozen=True)
@@ -52,8 +42,7 @@ class SimNPO(Descent):
     margin: float = 0.0
 
     def goal(self) -> Goal:
-        options = {"beta": _positive("simnpo.beta", self.beta), "margin": self.margin}
-        return Goal("simnpo", self.retain, self.forget_weight, self.retain_weight, options)
+        return self.aimed("simnpo", beta=self.beta, margin=self.margin)
 
 
 @dataclass(frozen=True)
@@ -70,5 +59,4 @@ class DPO(Descent):
     beta: float = 0.1
 
     def goal(self) -> Goal:
-        beta = _positive("dpo.beta", self.beta)
-        return Goal("dpo", self.retain, self.forget_weight, self.retain_weight, {"beta": beta})
+        return self.aimed("dpo", beta=self.beta)

@@ -20,4 +20,4 @@ class IDK(Descent):
     name: ClassVar[str] = "idk"
 
     def goal(self) -> Goal:
-        return Goal("refusal", self.retain, self.forget_weight, self.retain_weight)
+        return self.aimed("refusal")

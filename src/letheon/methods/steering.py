@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from letheon.errors import ConfigError
-from letheon.methods.descent import Descent
+from letheon.methods.descent import Descent, Retain
 from letheon.text.goal import Goal
-
-Retain = Literal["", "nll", "kl", "stay"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class RMU(Descent):
     def goal(self) -> Goal:
         if not self.block:
             raise ConfigError("rmu.block: missing; name a block of the model, for instance model.layers.7")
-        options = {"steer": self.steer, "direction_seed": self.direction_seed}
-        return Goal("rmu", self.retain, self.forget_weight, self.retain_weight, options, self.block)
+        return self.aimed("rmu", block=self.block, steer=self.steer, direction_seed=self.direction_seed)
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,4 @@ class UNDIAL(Descent):
     beta: float = 10.0
 
     def goal(self) -> Goal:
-        if self.beta <= 0:
-            raise ConfigError(f"undial.beta: must be positive, got {self.beta}")
-        return Goal("undial", self.retain, self.forget_weight, self.retain_weight, {"beta": self.beta})
+        return self.aimed("undial", beta=self.beta)

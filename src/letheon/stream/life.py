@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,25 +12,25 @@ import torch
 from letheon import config, cop, tree
 from letheon.client import Client, load
 from letheon.cop import Batch
-from letheon.curve import Curve, Point
+from letheon.curve import Point
+from letheon.data import Data
 from letheon.folder import claim, stages, versions
-from letheon.journal import DiskJournal
-from letheon.life import stage_folder, stage_seed
 from letheon.methods.base import Method, fedavg
 from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
-from letheon.middleware import Excluding, Metered, Quorum
+from letheon.middleware import Excluding
 from letheon.phase import Phase, State, Step
-from letheon.pipeline import Listener, Silent
 from letheon.request import Request
 from letheon.runtimes.alone import Alone, threads
-from letheon.stage import Outcome, Stage, finished
+from letheon.shelf import Listener, Shelf, Silent, Stack
+from letheon.stage import Outcome
 from letheon.stream.experiment import Stream
 from letheon.tasks.text import FORGET, Questions
 from letheon.text.answers import read
 from letheon.text.encoding import Encoded
 from letheon.text.exam import Exam, digest, examine, read_exam, write_exam
 from letheon.text.language import LanguageModel
+from letheon.text.pairs import Pair
 from letheon.work import Federation
 
 HOLDER = "holder"
@@ -104,26 +104,34 @@ def run(
     ``workers`` has no effect: there is one holder, and its work is done by one thread.
     """
     task = stream.texts
-    data = _data_digest(stream)
+    texts = task.train()
+    data = _data_digest(stream, texts)
     cache = claim(folder, stream, data=data, cache=cache, resume=resume)
     with threads(stream.threads):
         module: LanguageModel = task.prototype().to(stream.device)  # type: ignore[assignment]
-        shelf = stages(folder, cache, used=versions(), data=data)
-        return _Life(stream, module, shelf, listener or Silent()).whole(folder)
+        place = stages(folder, cache, used=versions(), data=data)
+        return _Life(stream, module, texts, place, listener or Silent()).whole(folder)
 
 
 class _Life:
-    def __init__(self, stream: Stream, module: LanguageModel, shelf: Path, listener: Listener) -> None:
-        self._stream, self._module, self._shelf, self._listener = stream, module, shelf, listener
-        self._task = stream.texts
+    def __init__(self, stream: Stream, module: LanguageModel, texts: Data, place: Path, listener: Listener) -> None:
+        self._stream, self._module, self._task = stream, module, stream.texts
         self._encoder = self._task.encoder
-        self._client = Client(HOLDER, self._task.train(), self._task)
-        self._runtime = Alone(self._client, module)
+        self._client = Client(HOLDER, texts, self._task)
+        self._shelf = Shelf(place, Alone(self._client, module), self._glance, listener, seed=stream.seed)
         self._asked: list[dict[str, Questions]] = [
             {f"{name}{number}": asked for name, asked in sets.items()}
             for number, sets in enumerate(self._task.asked(), 1)
         ]
         self._held = dict(self._task.questions())
+        forget = [sets[f"{FORGET}{number}"] for number, sets in enumerate(self._asked, 1)]
+        self._glanced = (
+            self._encoded([pair for asked in forget for pair in asked.pairs.values()]),
+            self._encoded(list(next(iter(self._held.values())).pairs.values())[:GLANCED]),
+        )
+
+    def _encoded(self, pairs: Sequence[Pair]) -> list[Encoded]:
+        return [self._encoder.encode(pair.question, pair.answer) for pair in pairs]
 
     def whole(self, folder: Path) -> StreamRun:
         """Origin, then each method."""
@@ -159,7 +167,7 @@ class _Life:
         step = fedavg(replace(self._stream.local, first_round=self._stream.train_rounds))
         if not (self._stream.guard and isinstance(method, Descent) and method.cop):
             return step
-        first = self._task.train().inputs[:1]
+        first = self._client.data.inputs[:1]
         spaces = cop.find_spaces(self._module, Batch(first.to(self._stream.device)))
 
         def guarded(federation: Federation, state: State, t: int) -> State:
@@ -169,7 +177,7 @@ class _Life:
 
         return guarded
 
-    def _admit(self, served: int, *, withheld: bool = True) -> Callable[[Federation], Federation]:
+    def _admit(self, served: int, *, withheld: bool = True) -> Stack:
         """Have the holder admit the first requests, or where later ones are held out, all; ``served`` is in force.
 
         What the task withholds comes before them: nobody trains on it. Retrain does, since Origin did.
@@ -182,30 +190,8 @@ class _Life:
             self._client.admit(request)
         return lambda inner: Excluding(inner, request=requests[served - 1].id)
 
-    def _stage(
-        self,
-        name: str,
-        owner: str,
-        phases: Sequence[Phase],
-        start: State,
-        *,
-        stack: Callable[[Federation], Federation],
-    ) -> Outcome:
-        owner = self._owner(name, owner)
-        folder = self._shelf / stage_folder(name, owner)
-        done = finished(folder, owner)
-        if done is not None:
-            DiskJournal(folder / "journal", owner=owner).clear()
-            self._listener.stage_finished(name, done, cached=True)
-            return done
-        self._listener.stage_started(name, sum(phase.rounds for phase in phases))
-        meter = Metered(self._runtime)
-        curve = Curve(self._glance, lambda point: self._listener.point_reached(name, point))
-        quorum = Quorum(meter)
-        stage = Stage(folder, owner=owner, meter=meter, quorum=quorum, curve=curve)
-        outcome = stage.run(phases, stack(quorum), start, seed=stage_seed(self._stream.seed, name))
-        self._listener.stage_finished(name, outcome, cached=False)
-        return outcome
+    def _stage(self, name: str, owner: str, phases: Sequence[Phase], start: State, *, stack: Stack) -> Outcome:
+        return self._shelf.stage(name, self._owner(name, owner), phases, start, stack=stack)
 
     def _owner(self, name: str, owner: str) -> str:
         """Everything that determines a stage's outcome: what comes before it, and its own settings."""
@@ -218,7 +204,7 @@ class _Life:
         sets = {name: asked for sets in self._asked[:served] for name, asked in sets.items()} | self._held
         tokens = self._stream.tokens
         identity = {"model": tree.digest(state.params | state.buffers), "questions": digest(sets, new=tokens)}
-        path = self._shelf / stage_folder(name, self._owner(name, owner)) / EXAM
+        path = self._shelf.folder(name, self._owner(name, owner)) / EXAM
         found = read_exam(path, identity)
         if found is None:
             load(self._module, state.params, state.buffers)
@@ -229,13 +215,10 @@ class _Life:
     def _glance(self, phase: str, done: int, state: State) -> Point:
         """Teacher-forced: the share of answer tokens that are likeliest, on what is asked to be forgotten and else."""
         load(self._module, state.params, state.buffers)
-        asked = [sets[f"{FORGET}{number}"] for number, sets in enumerate(self._asked, 1)]
-        forget, loss = self._right([pair for questions in asked for pair in questions.pairs.values()])
-        kept, _ = self._right(list(next(iter(self._held.values())).pairs.values())[:GLANCED])
+        (forget, loss), (kept, _) = (self._right(texts) for texts in self._glanced)
         return Point(phase, done, kr=forget, mu=kept, forget_loss=loss, forget_bits="", test_correct=(), attack=None)
 
-    def _right(self, pairs: Sequence[object]) -> tuple[float, float]:
-        texts: list[Encoded] = [self._encoder.encode(p.question, p.answer) for p in pairs]  # type: ignore[attr-defined]
+    def _right(self, texts: Sequence[Encoded]) -> tuple[float, float]:
         readings = read(self._module, texts)
         right = sum(a == b for r in readings for a, b in zip(r.labels, r.likeliest, strict=True))
         tokens = sum(len(r.labels) for r in readings)
@@ -250,8 +233,8 @@ def _serving(stream: Stream, label: str) -> list[str]:
     return [f"{label}.unlearn{number}" for number in range(1, len(stream.requests) + 1)]
 
 
-def _data_digest(stream: Stream) -> str:
-    data, task = stream.texts.train(), stream.texts
+def _data_digest(stream: Stream, data: Data) -> str:
+    task = stream.texts
     total = hashlib.sha256(tree.digest({"i": data.inputs, "t": data.targets, "n": data.ids}).encode())
     for sets in (task.questions(), *task.asked()):
         total.update(digest(sets, new=stream.tokens).encode())

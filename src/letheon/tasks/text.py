@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -144,12 +144,3 @@ class TextTask(Task):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             self.prototype().eval()(inputs[:1])
         return int(counter.get_total_flops() * float(tokens.double().mean()) / float(tokens[0]))
-
-    def described(self) -> dict[str, Any]:
-        """In numbers, for the run folder; no text is listed."""
-        return {
-            "texts": len(self.learnt()),
-            "requests": [len(ids) for ids in self.requests()],
-            "questions": {name: len(found.pairs) for name, found in self.questions().items()},
-            "vocabulary": len(self.encoder.tokenizer),
-        }

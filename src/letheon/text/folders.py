@@ -15,6 +15,7 @@ from letheon.errors import ConfigError
 from letheon.files import read_sealed, write_sealed
 from letheon.methods.base import Method
 from letheon.methods.descent import Descent
+from letheon.phase import State
 from letheon.runtimes.alone import threads as using
 from letheon.text.encoding import Template
 from letheon.text.language import loaded, read_model, save_model
@@ -125,16 +126,14 @@ def _memory(folder: Path, model: nn.Module, method: Method) -> dict[str, Tensor]
     if not isinstance(method, Descent) or method.cop is None or not path.is_file():
         return {}
     bases, _ = cop.load(path, model=digest(model))
-    return {f"{method.name}/{name}": tensor for name, tensor in cop.to_params(bases).items()}
+    return method.remembered(cop.to_params(bases))
 
 
 def _keep(
     path: Path, method: Method, memory: Mapping[str, Tensor], model: nn.Module, requests: Sequence[str]
 ) -> None:
-    bases = cop.from_params({name.removeprefix(f"{method.name}/"): tensor for name, tensor in memory.items()})
-    spaces = {space: (space,) for space in bases}
     assert isinstance(method, Descent)
     assert method.cop is not None
-    settings = {key: value for key, value in asdict(method.cop).items()}
-    known = max(int(basis.records[:, 0].max()) + 1 for basis in bases.values())
-    cop.save(path, bases, cop.Provenance(digest(model), tuple(requests[-known:]), spaces, settings))
+    bases = method.bases(State({}, memory=dict(memory)))
+    spaces, own = {space: (space,) for space in bases}, requests[-cop.served(bases) :]
+    cop.save(path, bases, cop.Provenance(digest(model), tuple(own), spaces, asdict(method.cop)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,3 @@ def _pair(row: Any, where: str) -> Pair:
         return Pair(question, answer, paraphrase, tuple(false))
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-
-
-def questions(pairs: Iterable[Pair]) -> list[str]:
-    """The questions, in order."""
-    return [pair.question for pair in pairs]
