@@ -12,6 +12,7 @@ from letheon import config, schema
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method
 from letheon.methods.retrain import Retrain
+from letheon.request import free
 from letheon.runtimes.terms import Deployment
 from letheon.tasks.base import Task
 from letheon.tasks.partition import Partition
@@ -112,10 +113,21 @@ class Experiment:
         }
 
     def populate(self) -> Population:
-        """Clients, request and test sets: a function of the experiment and the data alone."""
-        return populate(
+        """Clients, request and test sets: a function of the experiment and the data alone.
+
+        Raises:
+            ConfigError: fewer clients have something to retain than a round needs replies: no run could be completed.
+        """
+        population = populate(
             self.task, self.partition, self.request, clients=self.clients, seed=self.seed, then=self.then
         )
+        left = sum(bool(free(population.requests, *client).any()) for client in population.clients.items())
+        if left < self.minimum:
+            raise ConfigError(
+                f"minimum: each round needs {self.minimum} replies, but once the data are forgotten {left} of "
+                f"{self.clients} clients have any to train on; lower it"
+            )
+        return population
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Experiment:

@@ -16,6 +16,7 @@ from letheon.methods.lethe import Lethe
 from letheon.methods.puf import PUF
 from letheon.methods.retrain import Retrain
 from letheon.request import Scope
+from letheon.tasks.partition import Partition
 from letheon.tasks.target import Target
 from letheon.tasks.vision import Digits
 from letheon.training import Local
@@ -27,6 +28,13 @@ PLAIN = Experiment(Digits(), Lethe(), compare=(FineTuning(),))
 def test_counts_are_at_least_one(field: str) -> None:
     with pytest.raises(ConfigError, match=f"{field}: must be at least 1, got 0"):
         replace(PLAIN, **{field: 0})
+
+
+def test_more_replies_than_clients_with_data_to_retain_are_refused_before_any_training() -> None:
+    experiment = replace(PLAIN, clients=3, partition=Partition("iid"), request=Target(min_forget=20, trigger=None))
+    assert len(replace(experiment, minimum=2).populate().clients) == 3
+    with pytest.raises(ConfigError, match=r"minimum: each round needs 3 replies, but .* 2 of 3 clients have any"):
+        replace(experiment, minimum=3).populate()
 
 
 def test_a_seed_is_not_negative() -> None:
