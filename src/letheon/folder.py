@@ -84,7 +84,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
-        if {"digest", "data", "experiment", "versions"} <= content.keys():
+        has_tables = all(isinstance(content.get(name), dict) for name in ("experiment", "versions"))
+        if has_tables and {"digest", "data"} <= content.keys():
             return content
     except (UnicodeDecodeError, json.JSONDecodeError, AttributeError):
         pass

@@ -11,7 +11,7 @@ from pathlib import Path
 from letheon import config
 from letheon.client import Client
 from letheon.curve import Evaluator
-from letheon.errors import ConfigError, JournalError
+from letheon.errors import ConfigError, JournalError, LetheonError
 from letheon.experiment import Experiment
 from letheon.files import read_sealed, write_json, write_sealed
 from letheon.folder import EXPERIMENT, claim, data_digest, described, read, recorded_cache, stages, versions
@@ -147,9 +147,14 @@ def load(folder: Path, *, cache: Path | None = None) -> Run:
     written = read(path)
     if "request" not in written["experiment"]:
         raise ConfigError(f"{folder}: is a stream on a language model; see its report.html, or `letheon compare`")
-    experiment = config.build(Experiment, written["experiment"], str(path))
-    if experiment.digest != written["digest"] and written["versions"].get("code") != versions()["code"]:
-        raise ConfigError(f"{path}: was written by another version of Letheon, which has to read it; or run it again")
+    is_foreign = written["versions"].get("code") != versions()["code"]
+    other = "was written by another version of Letheon, which has to read it; or run it again"
+    try:
+        experiment = config.build(Experiment, written["experiment"], str(path))
+    except LetheonError as error:
+        raise ConfigError(f"{error}; it {other}" if is_foreign else str(error)) from error
+    if experiment.digest != written["digest"] and is_foreign:
+        raise ConfigError(f"{path}: {other}")
     if experiment.digest != written["digest"]:
         raise ConfigError(f"{path}: was edited, the experiment is not the one that was run; restore the file")
     place = stages(folder, cache or recorded_cache(written), used=written["versions"], data=written["data"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from letheon import pipeline
+from letheon import config, pipeline
 from letheon.errors import ConfigError
 from letheon.experiment import Experiment
 from letheon.folder import EXPERIMENT, claim, data_digest, stages, versions
@@ -88,3 +88,22 @@ def test_a_run_whose_experiment_was_edited_is_not_read(tmp_path: Path) -> None:
     edit(tmp_path, "experiment", table | {"continue_rounds": 2})
     with pytest.raises(ConfigError, match="was edited"):
         pipeline.load(tmp_path)
+
+
+def test_a_run_that_this_version_cannot_read_is_said_to_be_of_another(begun: Path) -> None:
+    edit(begun, "experiment", config.plain(SMALL) | {"novel": 3})
+    with pytest.raises(ConfigError, match="novel: unknown key") as caught:
+        pipeline.load(begun)
+    assert "another version" not in str(caught.value)
+    edit(begun, "versions", versions() | {"code": "0"})
+    with pytest.raises(ConfigError, match=r"novel: unknown key.*written by another version of Letheon"):
+        pipeline.load(begun)
+
+
+@pytest.mark.parametrize("key", ["experiment", "versions"])
+def test_a_file_without_its_tables_is_damaged(begun: Path, key: str) -> None:
+    edit(begun, key, "none")
+    with pytest.raises(ConfigError, match="damaged"):
+        claim(begun, SMALL, data="aa", cache=None, resume=True)
+    with pytest.raises(ConfigError, match="damaged"):
+        pipeline.load(begun)
