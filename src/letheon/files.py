@@ -35,9 +35,14 @@ def write(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise JournalError(
-            f"{path}: cannot be written ({error.strerror or error}); what was there before is kept. "
-            "Free space or choose another --out, then run again with --resume."
+            f"{path}: cannot be written ({_cause(path, error)}); what was there before is kept. Free space or make it "
+            "writable, and repeat the command, a run with --resume; or choose another --out."
         ) from error
+
+
+def _cause(path: Path, error: OSError) -> str:
+    in_the_way = next((parent for parent in path.parents if parent.is_file()), None)
+    return f"{in_the_way} is a file, not a folder" if in_the_way else error.strerror or str(error)
 
 
 def sweep(folder: Path) -> None:

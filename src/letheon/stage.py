@@ -197,7 +197,7 @@ def finished(folder: Path, owner: str) -> Outcome | None:
             raise JournalError("model.safetensors is not the model that result.json speaks of")
         return _outcome(state, result)
     except JournalError as error:
-        log.warning("%s: %s; the stage is run again", folder.name, error)
+        log.warning("%s: %s; the stage has to be run again", folder.name, error)
         return None
 
 

@@ -85,8 +85,9 @@ def test_on_any_failure_the_old_file_stays_and_nothing_else_does(
 
 def test_a_folder_that_is_a_file_is_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
-    with pytest.raises(JournalError, match=r"cannot be written \((File exists|Not a directory)\)"):
-        files.write(tmp_path / "a" / "x", b"")
+    for path in (tmp_path / "a" / "x", tmp_path / "a" / "x" / "y"):
+        with pytest.raises(JournalError, match=rf"cannot be written \({tmp_path / 'a'} is a file, not a folder\)"):
+            files.write(path, b"")
 
 
 def test_threads_that_write_the_same_file_do_not_mix(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_stage_that_died_while_evaluating_ends_like_an_unbroken_one(place: Pla
 def test_a_stage_of_another_owner_is_not_taken_for_ours(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.run(owner="other")
     assert finished(place.folder, "me") is None
-    assert "belongs to other, its model to other, not to me; the stage is run again" in caplog.text
+    assert "belongs to other, its model to other, not to me; the stage has to be run again" in caplog.text
     assert finished(place.folder.parent / "nothing", "me") is None
 
 
