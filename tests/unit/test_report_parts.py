@@ -47,6 +47,13 @@ def trained_report(trained: Run) -> Report:
     return report_of(trained)
 
 
+def test_a_run_in_which_everything_diverged_at_once_has_its_figures(tmp_path: Path) -> None:
+    done = run(replace(SMALL, method=NoT(rounds=1), local=Local(lr=1e30, momentum=0.9)), tmp_path, workers=1)
+    report = report_of(done)
+    assert report.curves.request == 0
+    assert plot.life(report, "kr").startswith("<svg")  # and warns of nothing
+
+
 def test_the_round_axis_lays_training_unlearning_and_continuation_end_to_end(trained_report: Report) -> None:
     curves = trained_report.curves
     lines = {line.label: line for line in curves.lines}

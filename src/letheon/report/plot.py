@@ -66,7 +66,7 @@ def _axis(axes: Axes, span: tuple[int, int]) -> None:
     start, end = span
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if (end - start) / step <= 6)
     ticks = range(start, end + 1, step)
-    margin = 0.03 * (end - start)
+    margin = 0.03 * max(1, end - start)  # where everything diverged at once, no round was done
     axes.set(xlim=(start - margin, end + margin), xlabel="round")
     axes.set_xticks(ticks, [str(tick - start) for tick in ticks])
     axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.7)
