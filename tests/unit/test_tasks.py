@@ -265,6 +265,19 @@ def test_without_local_data_and_hub_package_the_error_says_what_to_put_where(
         assert word in str(caught.value)
 
 
+def test_the_directory_that_lacks_the_data_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for place, problem in ((tmp_path, "without them"), (tmp_path / "gone", "which is no directory")):
+        monkeypatch.setenv("LETHEON_DATA", str(place))
+        with pytest.raises(DataError, match=f"now it is {place}, {problem}"):
+            MNIST().train()
+    monkeypatch.delenv("LETHEON_DATA")
+    with pytest.raises(DataError, match=r"gzipped or plain$"):
+        MNIST().train()
+
+
 def test_without_a_network_the_error_says_what_to_put_where(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(name: str) -> object:
         raise ConnectionError("no route")

@@ -144,6 +144,13 @@ def root() -> str | None:
     return os.environ.get("LETHEON_DATA") or None
 
 
+def not_found(where: str, directory: str | None) -> str:
+    """``where`` to put data, and what is wrong with the directory that is named now."""
+    if directory is None:
+        return where
+    return f"{where}; now it is {directory}, {'without them' if Path(directory).is_dir() else 'which is no directory'}"
+
+
 @lru_cache(maxsize=2)
 def load(source: Source, directory: str | None) -> tuple[Images, Images]:
     """Training and test images: an npz archive, parquet files or folders of images, or else the hub.
@@ -157,7 +164,7 @@ def load(source: Source, directory: str | None) -> tuple[Images, Images]:
             found = read(folder, source)
             if found is not None:
                 return found
-    return from_hub(source, source.where)
+    return from_hub(source, not_found(source.where, directory))
 
 
 def from_npz(folder: Path, source: Source) -> tuple[Images, Images] | None:

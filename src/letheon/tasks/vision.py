@@ -171,7 +171,7 @@ def _mnist(directory: str | None) -> tuple[Images, Images]:
         f"set LETHEON_DATA to a directory that holds mnist/mnist.npz (arrays {', '.join(images.KEYS)}) or, in mnist/, "
         f"the four files {', '.join(_IDX)}, gzipped or plain"
     )
-    return images.from_hub(_SOURCE, where)
+    return images.from_hub(_SOURCE, images.not_found(where, directory))
 
 
 def _from_idx(folder: Path) -> tuple[Images, Images]:
