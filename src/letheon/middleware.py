@@ -105,6 +105,7 @@ class Quorum:
         self._inner = inner
         self._minimum = minimum
         self._open: list[dict[str, Any]] = []
+        self._told: set[tuple[str, str]] = set()
         self.events: list[dict[str, Any]] = []
 
     def run(self, *works: Work) -> Iterator[Reply]:
@@ -118,13 +119,19 @@ class Quorum:
                 continue
             reasons[reply.work].append(f"{reply.client}: {reason}")
             self._open.append({"client": reply.client, "reason": reason})
-            log.warning("client %s quarantined in this round: %s", reply.client, reason)
+            self._tell(reply.client, reason)
         for index, work in enumerate(works):
             # The data to forget may have one holder only, and of a cohort no more can answer than were asked.
             needed = 1 if work.part == "forget" else self._minimum
             needed = needed if work.clients is None else min(needed, len(set(work.clients)))
             if usable[index] < needed:
                 raise _refusal(work, usable[index], needed, reasons[index])
+
+    def _tell(self, client: str, reason: str) -> None:
+        """A warning once: a client that can never take part would repeat it in every round."""
+        level = logging.INFO if (client, reason) in self._told else logging.WARNING
+        self._told.add((client, reason))
+        log.log(level, "client %s quarantined in this round, and in later ones as need be: %s", client, reason)
 
     def observe(self, phase: str, done: int, state: State) -> None:
         """Give the open events their place."""

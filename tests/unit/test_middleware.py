@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -84,6 +85,18 @@ def test_a_reply_that_cannot_be_used_is_quarantined_by_name_and_the_round_goes_o
     assert (event["client"], event["phase"], event["round"]) == ("bad", "restore", 4)
     assert re.search(reason, event["reason"])
     assert any("client bad quarantined" in record.message for record in caplog.records)
+
+
+def test_a_client_that_can_never_take_part_is_warned_of_once_and_noted_in_every_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "letheon")
+    quorum = Quorum(Canned([good("a"), BAD["error"][0]]))
+    for done in (1, 2, 3):
+        average(quorum.run(train()))
+        quorum.observe("restore", done, STATE)
+    assert [event["round"] for event in quorum.events] == [1, 2, 3]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
 
 
 def test_too_few_usable_replies_are_an_error_that_names_the_clients_and_keeps_the_model() -> None:
