@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +52,14 @@ def test_what_cannot_be_used_is_named_on_stderr_and_ends_with_code_2(
     assert (code, out) == (2, "")
     assert told in err
     assert "Traceback" not in err
+
+
+def test_a_full_disk_under_stdout_is_an_error_without_traceback() -> None:
+    line = [sys.executable, "-m", "letheon.cli", "methods", "--json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(line, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "error: No space left on device; free some, and repeat the command, a run with --resume\n"
 
 
 def test_a_finished_run_is_not_run_again_unasked(place: Path, run_folder: Path, command: Command) -> None:

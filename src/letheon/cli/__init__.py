@@ -5,6 +5,7 @@ Listing, ``--help`` and ``--version`` import no torch: what is heavy is imported
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -67,4 +68,9 @@ def main(words: Sequence[str] | None = None) -> None:
         if session.debug:
             raise
         say(stderr(), f"error: {error}", style="red")
+        sys.exit(USAGE_ERROR)
+    except OSError as error:
+        if session.debug or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        say(stderr(), f"error: {error.strerror}; free some, and repeat the command, a run with --resume", style="red")
         sys.exit(USAGE_ERROR)
