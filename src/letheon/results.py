@@ -145,7 +145,10 @@ class Results:
         origin, attack = self.run.trained[label], self.attack(self.run.trained[label].points[-1])
         if origin.diverged:
             return [f"its own Origin diverged: {origin.diverged}"]
-        reasons = unlearnt(number(self.kr_origin(label)), number(attack) if attack else None)
+        mu, mu_retrain = (number(self.mu(outcome.points[-1])) for outcome in (origin, self.run.continued[self.retrain]))
+        reasons = unlearnt(
+            number(self.kr_origin(label)), number(attack) if attack else None, mu=mu, mu_retrain=mu_retrain
+        )
         return [f"{label} trains its own Origin: {reason}" for reason in reasons]
 
     def verdict(self, label: str) -> Verdict:

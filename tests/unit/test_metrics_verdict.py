@@ -36,6 +36,7 @@ def test_a_run_with_everything_in_place_can_rank() -> None:
         ("kr_origin", 80.0, 79.9, "Origin retains 79.9 %"),
         ("kr_retrain", 10.0, 10.1, "Retrain retains 10.1 % without having seen"),
         ("mu_retrain", 94.0, 93.9, "Retrain's MU ends at 93.9 %"),
+        ("mu_origin", 48.5, 48.4, "Origin's MU is 48.4 %"),
         ("attack", 30.0, 29.9, "the trigger works on 29.9 %"),
         ("ct_kr_control", 8.1, 8.0, "fine-tuning alone ends within Retrain's reach"),
     ],
@@ -44,6 +45,10 @@ def test_each_condition_has_its_edge_and_its_reason(field: str, edge: float, bey
     assert reasons(**{field: edge}) == []
     (reason,) = reasons(**{field: beyond})
     assert said in reason
+
+
+def test_a_model_that_gives_one_label_to_everything_knows_nothing() -> None:
+    assert len(reasons(kr_origin=100.0, attack=100.0, mu_origin=11.7)) == 1
 
 
 def test_with_few_samples_to_forget_the_control_must_be_5_samples_above_retrain() -> None:

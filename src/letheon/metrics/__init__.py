@@ -7,5 +7,5 @@ VERSIONS: dict[str, int] = {
     "utility": 1,
     "attack_success": 1,
     "cost": 1,
-    "verdict": 1,
+    "verdict": 2,
 }

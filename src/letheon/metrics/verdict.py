@@ -13,6 +13,8 @@ UNKNOWN = 10.0
 """Retrain must retain at most this much at the request, or the data can be known without being seen."""
 GENERALISES = 30.0
 """The trigger must work on this share of held-out images, or retention is memory of single samples."""
+SKILLED = 0.5
+"""Origin must reach this share of Retrain's MU, or it may give the trigger's label to everything and know nothing."""
 BEHIND = 3.0
 """Retrain may end this many points of MU below Origin, or it is too badly trained to be a yardstick."""
 RESURFACING_LIMIT = 5.0
@@ -42,7 +44,7 @@ def void_reasons(
         mu_origin: utility before unlearning.
         mu_retrain: Retrain's utility after continued training.
     """
-    reasons = unlearnt(kr_origin, attack)
+    reasons = unlearnt(kr_origin, attack, mu=mu_origin, mu_retrain=mu_retrain)
     if kr_retrain > UNKNOWN:
         reasons.append(f"Retrain retains {kr_retrain:.1f} % without having seen the data; at most {UNKNOWN:.0f} %")
     if mu_retrain < mu_origin - BEHIND:
@@ -51,9 +53,21 @@ def void_reasons(
     return [*reasons, weak] if weak else reasons
 
 
-def unlearnt(kr_origin: float, attack: float | None) -> list[str]:
-    """Why there is nothing to unlearn: the model before the request does not know the data, or only one by one."""
+def unlearnt(kr_origin: float, attack: float | None, *, mu: float, mu_retrain: float) -> list[str]:
+    """Why there is nothing to unlearn: the model before the request does not know the data, or nothing but their label.
+
+    Args:
+        kr_origin: its retention.
+        attack: success of the trigger on held-out images; None without a trigger.
+        mu: its utility.
+        mu_retrain: Retrain's after continued training.
+    """
     reasons = []
+    if mu < SKILLED * mu_retrain:
+        reasons.append(
+            f"Origin's MU is {mu:.1f} %, Retrain's {mu_retrain:.1f} %: a model that has learnt so little may get the data "
+            "to forget right without knowing them"
+        )
     if kr_origin < LEARNT:
         reasons.append(f"Origin retains {kr_origin:.1f} % of the data to forget; {LEARNT:.0f} % are needed")
     if attack is not None and attack < GENERALISES:
