@@ -14,13 +14,15 @@ from letheon.client import Client, load
 from letheon.errors import ConfigError, MethodError, RequestError
 from letheon.methods.base import Method
 from letheon.methods.descent import Descent
+from letheon.methods.watch import EPOCHS, KEPT
 from letheon.middleware import Excluding, Quorum
 from letheon.phase import State, drive, seed_of
 from letheon.request import Request
 from letheon.runtimes.alone import Alone
+from letheon.stage import Logs
 from letheon.tasks.base import buffers_of, params_of
 from letheon.tasks.own import OwnTexts
-from letheon.text.descent import mean_loss
+from letheon.text.descent import Look, mean_loss
 from letheon.text.encoding import Template, best
 from letheon.text.language import LanguageModel
 from letheon.text.pairs import Pair
@@ -36,8 +38,10 @@ class Unlearnt:
     Attributes:
         loss_before: mean loss on the texts to forget, nats a token.
         loss_after: the same afterwards; random guessing is the logarithm of the vocabulary's size.
-        retain_before: mean loss on the retained texts; None without any.
+        retain_before: mean loss on all retained texts, those trained on and those watched; None without any.
         retain_after: the same afterwards.
+        epochs: how the descent went, the start first; empty without ``tuning.spare``.
+        kept: after how many epochs the model is; None without.
         memory: what COP has to know at the next request: hand it to it. Derived from what was forgotten.
     """
 
@@ -45,6 +49,8 @@ class Unlearnt:
     loss_after: float
     retain_before: float | None
     retain_after: float | None
+    epochs: tuple[Look, ...] = ()
+    kept: int | None = None
     memory: Params = field(default_factory=dict)
 
 
@@ -76,7 +82,8 @@ def unlearn(
 
     Raises:
         RequestError: nothing to forget, or a text that is to be both forgotten and retained.
-        MethodError: the method is not for language models, or COP cannot hold what this model would train.
+        MethodError: the method is not for language models, COP cannot hold what this model would train, or the first
+            epoch already cost more than ``tuning.spare``.
     """
     chosen = parsed(method) if isinstance(method, str) else method
     if not isinstance(chosen, Descent):
@@ -92,6 +99,13 @@ def unlearn(
     found = _unlearnt(task, chosen, dict(memory or {}), seed)
     model.train(mode)
     model.config.use_cache = cached  # type: ignore[union-attr]
+    if found.kept == 0:
+        _narrow(model, coarse)
+        rise = found.epochs[1].retained - found.epochs[0].retained
+        raise MethodError(
+            f"nothing was unlearnt: the first epoch raised the loss on watched texts by {rise:.3g} nats a token, more "
+            f"than tuning.spare = {chosen.tuning.spare:g}; lower tuning.lr, or raise tuning.spare"
+        )
     _restore(model, coarse, before)
     return found
 
@@ -118,12 +132,16 @@ def _unlearnt(task: OwnTexts, method: Descent, memory: Params, seed: int) -> Unl
     before = [mean_loss(module, part) if len(part) else None for part in (forget, retain)]
     state = State(params_of(module), buffers_of(module), memory)
     federation = Excluding(Quorum(Alone(client, module)), request=request.id)
-    state = drive(method.phases(state, task), federation, state, seed=seed_of(f"{seed}|unlearn"))
+    logs = Logs()
+    phases, place = method.phases(state, task), seed_of(f"{seed}|unlearn")
+    state = drive(phases, federation, state, seed=place, observers=[logs.observe])
     load(module, state.params, state.buffers)
     after = [mean_loss(module, part) if len(part) else None for part in (forget, retain)]
     assert before[0] is not None
     assert after[0] is not None
-    return Unlearnt(before[0], after[0], before[1], after[1], state.memory)
+    epochs = tuple(Look(*row) for rows in logs.entries.get(EPOCHS, ()) for row in rows)
+    kept = next(iter(logs.entries.get(KEPT, ())), None)
+    return Unlearnt(before[0], after[0], before[1], after[1], epochs, kept, state.memory)
 
 
 def _pairs(rows: Rows) -> tuple[Pair, ...]:
@@ -154,16 +172,19 @@ def _restore(model: nn.Module, coarse: Mapping[str, torch.dtype], before: Params
     """Back to the stored precision; an update that this undoes everywhere was none."""
     if not coarse:
         return
-    with torch.no_grad():
-        for name, dtype in coarse.items():
-            parameter = model.get_parameter(name)
-            parameter.data = parameter.data.to(dtype)
+    _narrow(model, coarse)
     if all(torch.equal(model.get_parameter(name), tensor) for name, tensor in before.items()):
         told = ", ".join(list(before)[:3])
         raise MethodError(
             f"rounding to {next(iter(coarse.values()))} undid the whole update of {told} and the rest: nothing was "
             "unlearnt. Keep the model in float32, or raise tuning.lr."
         )
+
+
+def _narrow(model: nn.Module, coarse: Mapping[str, torch.dtype]) -> None:
+    for name, dtype in coarse.items():
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data.to(dtype)
 
 
 def digest(model: nn.Module) -> str:

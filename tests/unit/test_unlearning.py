@@ -133,6 +133,34 @@ def test_what_cannot_be_unlearnt_is_refused(folder: Path, asked: Any, error: typ
     assert digest(model) == before
 
 
+def test_a_first_epoch_that_costs_too_much_is_an_error_and_leaves_the_model_alone(folder: Path) -> None:
+    model, tokenizer = opened(folder)
+    model.bfloat16()
+    before = digest(model)
+    method = GA(tuning=Recipe(lr=1e-2, epochs=3, batch_size=2, spare=1e-4))
+    with pytest.raises(MethodError, match="nothing was unlearnt: the first epoch raised the loss on watched texts"):
+        unlearn(model, tokenizer, FORGET, KEPT, method=method)
+    assert digest(model) == before
+    with pytest.raises(MethodError, match="0 texts are retained"):
+        unlearn(model, tokenizer, FORGET, method=method)
+
+
+def test_the_course_of_a_watched_descent_is_shown_and_kept(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments(folder, tmp_path, "watched", FORGET, "--set", "tuning.spare=9.0"))
+    assert ended.value.code in (0, None)
+    shown = capsys.readouterr().out
+    record = json.loads((tmp_path / "watched" / folders.RECORD).read_text())
+    assert record["kept"] == 8
+    assert len(record["epochs"]) == 9
+    assert record["epochs"][0]["forget"] == pytest.approx(record["forget_before"])
+    assert record["epochs"][8]["forget"] == pytest.approx(record["forget_after"])
+    line = next(line for line in shown.splitlines() if "kept" in line)
+    assert line.split() == ["8", *(f"{record['epochs'][8][name]:.3f}" for name in ("forget", "retained")), "kept"]
+
+
 def test_settings_are_those_of_an_experiments_file() -> None:
     method = parsed("ga+cop", ["tuning.lr=0.01", "cop.rank=8", "lora.rank=4"])
     assert method == GA(tuning=Recipe(lr=0.01), cop=Cop(rank=8), lora=Lora(rank=4))

@@ -54,6 +54,8 @@ def unlearn(
         show_json(told)
         return
     show(_table(told))
+    if told["epochs"]:
+        show(_course(told))
     say(stderr(), f"written to {out}")
 
 
@@ -65,4 +67,16 @@ def _table(told: dict[str, Any]) -> Table:
         before, after = told[f"{name}_before"], told[f"{name}_after"]
         numbers = [f"{value:.3f}" if value is not None else "–" for value in (before, after)]
         table.add_row(name, str(told[f"n_{name}"]), *numbers)
+    return table
+
+
+def _course(told: dict[str, Any]) -> Table:
+    """The losses after each epoch, with a mark at the one that was kept."""
+    caption = "Mean losses, nats a token; watched: retained texts that were not trained on."
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    for name in ("epoch", "forget", "watched", ""):
+        table.add_column(name)
+    for epoch, row in enumerate(told["epochs"]):
+        mark = "kept" if epoch == told["kept"] else ""
+        table.add_row(str(epoch), f"{row['forget']:.3f}", f"{row['retained']:.3f}", mark)
     return table

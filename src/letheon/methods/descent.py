@@ -20,6 +20,7 @@ from letheon.cop import Adapters, Basis, Batch, Guard, Selection
 from letheon.data import Data
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method
+from letheon.methods.watch import WATCHED, check, logged, metrics_of, split
 from letheon.phase import Phase, State
 from letheon.request import Scope
 from letheon.tasks.base import Task, params_of
@@ -150,17 +151,20 @@ class Descent(Method):
         return self
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
+        if self.tuning.spare is not None:
+            check(task)
         protect = [Phase("protect", self._protect)] if self.cop else []
         return [Phase("descend", self._descend), *protect]
 
     def _descend(self, federation: Federation, state: State, t: int) -> State:
-        return state.moved(average(federation.run(self._work("descend", state))).tensors)
+        done = average(federation.run(self._work("descend", state)))
+        return state.moved(done.tensors).logged(**logged(done))
 
     def _protect(self, federation: Federation, state: State, t: int) -> State:
         replies = separate(federation.run(self._work("protect", state)), 1)[0]
         if len(replies) != 1:
             raise MethodError(f"{self.label}: {len(replies)} clients hold data of the request; COP serves one holder")
-        return replace(state, memory=self.remembered(replies[0].tensors))
+        return replace(state.logged(), memory=self.remembered(replies[0].tensors))
 
     def remembered(self, bases: Mapping[str, Tensor]) -> Params:
         """Bases as named tensors, by the names that the method's memory has."""
@@ -187,39 +191,40 @@ def _goal(options: Mapping[str, Scalar]) -> Goal:
     return Goal(forget, retain, weights[0], weights[1], options, block)
 
 
-def _passes(goal: Goal) -> float:
-    """Forward passes of a text to forget in one epoch, in units of one: training counts as three."""
-    trained = sum(len(loss.texts) for _, loss in goal.terms)
-    references = sum(len(loss.texts) for _, loss in goal.terms if loss.needs & {"logits", "hidden"})
-    return 3.0 * trained + references
-
-
 def _descend_cost(task: Task, work: Work, n: int) -> dict[str, float]:
+    """If no epoch ends the descent early, and as many retained texts are watched as there may be."""
+    recipe = Recipe.from_options(work.options)
+    looked = 0 if recipe.spare is None else (recipe.epochs + 1) * (n + WATCHED)
+    return _spent(task, work, n, recipe.steps(n), looked=looked)
+
+
+def _spent(task: Task, work: Work, n: int, steps: int, *, looked: int) -> dict[str, float]:
     goal, recipe = _goal(work.options), Recipe.from_options(work.options)
-    once = len(goal.texts - {"retain"}) * n if "sums" in goal.needs else 0
+    seen = recipe.epochs * n * (steps / recipe.steps(n))
+    once = looked + (len(goal.texts - {"retain"}) * n if "sums" in goal.needs else 0)
     texts = sum(len(loss.texts) for _, loss in goal.terms)
-    return {
-        "samples": float(recipe.epochs * n * texts + once),
-        "flops": task.flops * (recipe.epochs * n * _passes(goal) + once),
-    }
+    references = sum(len(loss.texts) for _, loss in goal.terms if loss.needs & {"logits", "hidden"})
+    passes = 3.0 * texts + references  # training counts as three forward passes
+    return {"samples": float(seen * texts + once), "flops": task.flops * (seen * passes + once)}
 
 
 @client_work("descend", _descend_cost)
 def _descend(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
     """One request: descend the forgetting loss, held by the bases in ``extras``. Replies w − w_sent."""
-    task, goal = client.task, _goal(work.options)
+    task, goal, recipe = client.task, _goal(work.options), Recipe.from_options(work.options)
     if not isinstance(task, TextTask):
         raise MethodError("this method is for language models; the task has no text")
     texts = {"forget": data}
     if "refusal" in goal.texts:
         texts["refusal"] = task.refusals(data.ids, seed)
-    if "retain" in goal.texts:
+    if "retain" in goal.texts or recipe.spare is not None:
         texts["retain"] = client.part(replace(work, part="retain"))
+    if recipe.spare is not None:
+        texts |= split(task, texts["retain"])
     with _constrained(module, work, data, seed) as (held, guard):
-        done = descend(module, goal, texts, Recipe.from_options(work.options), held=held, seed=seed)
-        metrics = {"loss": finite(done.loss), "steps": float(done.steps), **_told(guard)}
-    spent = done.steps / Recipe.from_options(work.options).steps(len(data))
-    cost = {name: spent * value for name, value in _descend_cost(task, work, len(data)).items()}
+        done = descend(module, goal, texts, recipe, held=held, seed=seed)
+        metrics = {"loss": finite(done.loss), "steps": float(done.steps), **metrics_of(done), **_told(guard)}
+    cost = _spent(task, work, len(data), done.steps, looked=done.looked)
     return Reply(0, client.name, tree.sub(params_of(module), work.params), metrics=metrics | cost)
 
 

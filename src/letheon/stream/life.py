@@ -104,6 +104,7 @@ def run(
     ``workers`` has no effect: there is one holder, and its work is done by one thread.
     """
     task = stream.texts
+    _ = stage_names(stream)  # a method refuses what it cannot serve before anything is trained
     texts = task.train()
     data = _data_digest(stream, texts)
     cache = claim(folder, stream, data=data, cache=cache, resume=resume)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from letheon.data import Data
 from letheon.phase import State
 from letheon.tasks.base import buffers_of, params_of
@@ -43,6 +46,10 @@ class OwnTexts(TextTask):
 
     def questions(self) -> Mapping[str, Questions]:
         return {"retain": Questions({str(i): pair for i, pair in enumerate(self.retain)})}
+
+    def unreported(self, ids: Tensor) -> Tensor:
+        """All: nothing is examined here, and what is retained is told by its loss, drawn and watched together."""
+        return torch.ones(len(ids), dtype=torch.bool)
 
     def test(self) -> Data:
         """The texts themselves: nothing is held out, and there may be nothing retained."""

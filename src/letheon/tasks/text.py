@@ -81,6 +81,16 @@ class TextTask(Task):
         """What Origin learns, no request is for, and no method may train on: to measure what is kept without help."""
         return ()
 
+    def unreported(self, ids: Tensor) -> Tensor:
+        """``(n,)`` bool: samples that no question of ``questions`` or ``asked`` is about.
+
+        A method may look at these to choose between models, and the report stays blind to the choice.
+        """
+        sets = [*self.questions().values(), *(found for asked in self.asked() for found in asked.values())]
+        reported = {_what(pair) for found in sets for pair in found.pairs.values()}
+        learnt = self.learnt()
+        return torch.tensor([_what(learnt[i]) not in reported for i in ids.tolist()], dtype=torch.bool)
+
     def utility(self, name: str) -> Sequence[str]:
         """Which scores of a set of ``questions`` enter model utility; none: the set is reported apart."""
         return ("probability", "rouge", "truth_ratio")
@@ -144,3 +154,8 @@ class TextTask(Task):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             self.prototype().eval()(inputs[:1])
         return int(counter.get_total_flops() * float(tokens.double().mean()) / float(tokens[0]))
+
+
+def _what(pair: Pair) -> str:
+    """What a pair asks, or the text itself where it asks nothing."""
+    return pair.question or pair.answer

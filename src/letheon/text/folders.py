@@ -101,6 +101,8 @@ def _record(
         "forget_after": found.loss_after,
         "retain_before": found.retain_before,
         "retain_after": found.retain_after,
+        "epochs": [asdict(look) for look in found.epochs],
+        "kept": found.kept,
     }
 
 

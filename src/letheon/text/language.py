@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from letheon.errors import ConfigError, LetheonError
+from letheon.text.adapters import Adapter
 from letheon.text.encoding import PAD, Encoder, Template
 
 START, END = "<s>", "</s>"
@@ -52,7 +53,8 @@ class Language:
     """Which model, and how it is talked to.
 
     Attributes:
-        model: a folder in Hugging Face's layout, a name on the hub, or the shape of a small model to train anew.
+        model: a folder in Hugging Face's layout or with a LoRA adapter, a name on the hub, or the shape of a small
+            model to train anew.
         template: ``plain`` or ``chat``, see ``Encoder``.
         max_length: tokens of a text.
         checkpointing: recompute activations in the backward pass: less memory, more time, the same numbers.
@@ -107,17 +109,33 @@ class LanguageModel(nn.Module):
 
 
 def loaded(name: str) -> Any:
-    """The tokenizer of a folder or a hub name."""
+    """The tokenizer of a folder or a hub name; an adapter without one has its base's."""
     transformers = _transformers()
+    adapter = Adapter.at(name)
+    if adapter and not (adapter.folder / "tokenizer_config.json").is_file():
+        with _telling(adapter.base, "tokenizer"):
+            return transformers.AutoTokenizer.from_pretrained(_local(adapter.base), **_revision(adapter))
     with _telling(name, "tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(_local(name))
 
 
 def read_model(name: str) -> Any:
-    """A causal language model from a folder or the hub, in float32. Code from a repository is never run."""
+    """A causal language model from a folder or the hub, in float32. Code from a repository is never run.
+
+    A folder that holds a LoRA adapter gives its base with the adapter merged in: a plain model.
+    """
     transformers = _transformers()
-    with _telling(name, "model"), _quiet():
-        return transformers.AutoModelForCausalLM.from_pretrained(_local(name), dtype=torch.float32)
+    adapter = Adapter.at(name)
+    base = adapter.base if adapter else name
+    with _telling(base, "model"), _quiet():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            _local(base), dtype=torch.float32, **_revision(adapter)
+        )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ConfigError(f"{base}: is an adapter on the hub; download it and name its folder")
+    if adapter:
+        adapter.merge(model)
+    return model
 
 
 def save_model(folder: Path, inner: Any, tokenizer: Any) -> None:
@@ -178,8 +196,14 @@ def _llama(small: Small, tokenizer: Any, max_length: int) -> Any:
 
 def _config(name: str) -> Any:
     transformers = _transformers()
-    with _telling(name, "configuration"):
-        return transformers.AutoConfig.from_pretrained(_local(name))
+    adapter = Adapter.at(name)
+    base = adapter.base if adapter else name
+    with _telling(base, "configuration"):
+        return transformers.AutoConfig.from_pretrained(_local(base), **_revision(adapter))
+
+
+def _revision(adapter: Adapter | None) -> dict[str, str]:
+    return {"revision": adapter.revision} if adapter and adapter.revision else {}
 
 
 def _local(name: str) -> str:
