@@ -10,8 +10,9 @@ from typing import Any
 
 from letheon import config, schema
 from letheon.errors import ConfigError, MethodError
-from letheon.methods.base import Method
+from letheon.methods.base import Method, demand_given
 from letheon.methods.retrain import Retrain
+from letheon.outliers import demand_factor
 from letheon.request import free
 from letheon.runtimes.terms import Deployment
 from letheon.tasks.base import Task
@@ -41,6 +42,8 @@ class Experiment:
         minimum: usable replies that a round needs for each of its works; one for work on the data to forget.
         title: for people.
         flower: run on Flower, in processes of their own; never changes a result. None: in this process.
+        outlier_factor: quarantine a reply whose update is more than so many times as long as the median of those to
+            the same work. None: replies are not compared.
     """
 
     task: Task
@@ -57,11 +60,13 @@ class Experiment:
     title: str = ""
     then: tuple[Target, ...] = ()
     flower: Deployment | None = None
+    outlier_factor: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("clients", "train_rounds", "continue_rounds", "minimum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        demand_factor(self.outlier_factor)
         if self.seed < 0:
             raise ConfigError(f"seed: must not be negative, got {self.seed}")
         for method in (self.method, *self.compare):
@@ -78,6 +83,8 @@ class Experiment:
             )
 
     def _check_served(self, method: Method) -> None:
+        if self.flower:
+            demand_given(method, self.flower.gives)
         for target in (self.request, *self.then):
             scopes = {each.scope for each in target.members}
             if refused := sorted(scopes - method.scopes):

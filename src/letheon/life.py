@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from letheon import config
-from letheon.errors import MethodError
 from letheon.experiment import Experiment
-from letheon.methods.base import Method, fedavg
+from letheon.methods.base import Method, demand_given, fedavg
 from letheon.phase import Phase, State, seed_of
 from letheon.runtimes.inprocess import InProcess
 
@@ -26,9 +25,7 @@ def training_phases(experiment: Experiment, *, gives: frozenset[str] = InProcess
     """
     step = fedavg(experiment.local, "all")
     for method in experiment.methods.values():
-        missing = sorted(method.needs - gives)
-        if missing:
-            raise MethodError(f"{method.name}: needs {', '.join(missing)}, which this runtime does not give")
+        demand_given(method, gives)
         step = method.training(step)
     return [Phase("train", step, experiment.train_rounds)]
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from letheon import tree
 from letheon.client import KINDS
 from letheon.errors import Diverged, Excluded, RoundError
+from letheon.outliers import Judged, demand_factor, outlying
 from letheon.phase import State
 from letheon.work import Federation, Reply, Work
 
@@ -94,16 +95,21 @@ class Quorum:
     """Lets usable replies through, quarantines the others by name, and refuses a round with too few.
 
     A reply is unusable if the client reported an error, if a tensor or its weight is not finite, or if its tensors do
-    not match what was sent. Events are kept with phase and round for the report.
+    not match what was sent, and, with an ``outlier_factor``, if its update is too long. Events are kept with phase and
+    round for the report.
 
     Args:
         inner: the federation to guard.
         minimum: usable replies that each work needs; work on the data to forget needs one.
+        outlier_factor: how many times the median norm of the replies to a work a reply's may be, see ``outlying``;
+            the replies of a round are then all held at once. None: replies are not compared, and pass one by one.
     """
 
-    def __init__(self, inner: Federation, *, minimum: int = 1) -> None:
+    def __init__(self, inner: Federation, *, minimum: int = 1, outlier_factor: float | None = None) -> None:
+        demand_factor(outlier_factor)
         self._inner = inner
         self._minimum = minimum
+        self._outlier_factor = outlier_factor
         self._open: list[dict[str, Any]] = []
         self._told: set[tuple[str, str]] = set()
         self.events: list[dict[str, Any]] = []
@@ -111,8 +117,7 @@ class Quorum:
     def run(self, *works: Work) -> Iterator[Reply]:
         usable: Counter[int] = Counter()
         reasons: list[list[str]] = [[] for _ in works]
-        for reply in self._inner.run(*works):
-            reason = _fault(works[reply.work], reply)
+        for reply, reason in self._judged(works):
             if not reason:
                 usable[reply.work] += 1
                 yield reply
@@ -132,6 +137,10 @@ class Quorum:
         level = logging.INFO if (client, reason) in self._told else logging.WARNING
         self._told.add((client, reason))
         log.log(level, "client %s quarantined in this round, and in later ones as need be: %s", client, reason)
+
+    def _judged(self, works: Sequence[Work]) -> Iterator[Judged]:
+        judged = ((reply, _fault(works[reply.work], reply)) for reply in self._inner.run(*works))
+        return judged if self._outlier_factor is None else outlying(judged, works, self._outlier_factor)
 
     def observe(self, phase: str, done: int, state: State) -> None:
         """Give the open events their place."""

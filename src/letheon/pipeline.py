@@ -206,8 +206,15 @@ class _Life:
         self._population = population
         self._runtime = runtime
         self._evaluates = evaluates
-        seed, minimum = experiment.seed, experiment.minimum
-        self._shelf = Shelf(stages, runtime, evaluates[0], listener, seed=seed, minimum=minimum)
+        self._shelf = Shelf(
+            stages,
+            runtime,
+            evaluates[0],
+            listener,
+            seed=experiment.seed,
+            minimum=experiment.minimum,
+            outlier_factor=experiment.outlier_factor,
+        )
         self._owners = owners(experiment)
 
     def whole(self, folder: Path) -> Run:

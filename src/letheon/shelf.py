@@ -58,6 +58,7 @@ class Shelf:
         listener: hears of each stage.
         seed: of the run.
         minimum: usable replies that a round needs for each of its works.
+        outlier_factor: of ``Quorum``.
     """
 
     place: Path
@@ -66,6 +67,7 @@ class Shelf:
     listener: Listener
     seed: int
     minimum: int = 1
+    outlier_factor: float | None = None
 
     def folder(self, name: str, owner: str) -> Path:
         """Of one stage."""
@@ -89,7 +91,7 @@ class Shelf:
             return done
         self.listener.stage_started(name, sum(phase.rounds for phase in phases))
         meter = Metered(self.runtime)
-        quorum = Quorum(meter, minimum=self.minimum)
+        quorum = Quorum(meter, minimum=self.minimum, outlier_factor=self.outlier_factor)
         curve = Curve(self.evaluate, lambda point: self.listener.point_reached(name, point))
         stage = Stage(folder, owner=owner, meter=meter, quorum=quorum, curve=curve)
         outcome = stage.run(phases, stack(quorum), start, seed=stage_seed(self.seed, name))

@@ -29,6 +29,17 @@ def test_an_unknown_method_is_refused_with_a_suggestion(place: Path, command: Co
     assert "did you mean 'lethe'?" in err
 
 
+@pytest.mark.parametrize("word", ["run", "plan"])
+def test_a_method_that_reads_single_replies_is_refused_where_replies_are_aggregated_securely(
+    word: str, place: Path, command: Command
+) -> None:
+    settings = [word, place / "tiny.toml", "--set", "flower.secure_aggregation=true"]
+    code, out, err = command(*settings, "--set", "compare.0=fedosd")
+    assert (code, out) == (2, "")
+    assert "fedosd: it reads single clients' replies" in err
+    assert "set secure_aggregation = false" in err
+
+
 def test_debug_shows_where_an_error_comes_from(place: Path) -> None:
     with pytest.raises(ConfigError, match="expected a dotted key"):
         main(["plan", str(place / "tiny.toml"), "--set", "nonsense", "--debug"])

@@ -344,6 +344,26 @@ class NeedsMovement(Broken):
 
 
 @dataclass(frozen=True)
+class CountsHeads(Broken):
+    """Each client weighs the same, which takes single replies, and it does not say so."""
+
+    name: ClassVar[str] = "counts-heads"
+
+    def step(self, federation: Federation, state: State, t: int) -> State:
+        work = train_work(state, "retain", self.recipe, t)
+        mean = average(replace(reply, weight=float(reply.weight > 0)) for reply in federation.run(work))
+        return replace(state.moved(mean.tensors), buffers=mean.buffers)
+
+
+@dataclass(frozen=True)
+class Greedy(Broken):
+    """Says that it needs single replies, and averages them."""
+
+    name: ClassVar[str] = "greedy"
+    needs: ClassVar[frozenset[str]] = frozenset({"per-client"})
+
+
+@dataclass(frozen=True)
 class ClientOnly(Broken):
     """Not broken: serves one scope, and says so."""
 

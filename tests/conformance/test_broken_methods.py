@@ -41,6 +41,8 @@ CAUGHT: list[tuple[type[Method], str, str]] = [
     (broken.Widens, "shapes", r"expected \(32, 64\) torch\.float32"),
     (broken.TiltsTraining, "training", "changes the model's params"),
     (broken.NeedsMovement, "plan", "nobody moved"),
+    (broken.CountsHeads, "single-replies", "does not say that it needs 'per-client'"),
+    (broken.Greedy, "single-replies", "does as well with the mean alone"),
     (several.ResolvesItself, "second-parts", "works again on data that the first request covered"),
     (several.ByArrivalAgain, "second-order", "order in which replies arrive"),
     (several.AttributeAgain, "second-resume", "differ from an unbroken one"),

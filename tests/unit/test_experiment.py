@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from letheon import registry
 from letheon.errors import ConfigError, MethodError
 from letheon.experiment import Experiment
 from letheon.life import owners
@@ -16,6 +18,7 @@ from letheon.methods.lethe import Lethe
 from letheon.methods.puf import PUF
 from letheon.methods.retrain import Retrain
 from letheon.request import Scope
+from letheon.runtimes.terms import Deployment
 from letheon.tasks.partition import Partition
 from letheon.tasks.target import Target
 from letheon.tasks.vision import Digits
@@ -113,3 +116,23 @@ def test_an_experiment_is_read_from_a_file_with_overrides(tmp_path: Path) -> Non
     )
     with pytest.raises(ConfigError, match=r"x\.toml.*clinets.*did you mean 'clients'"):
         Experiment.load(file, ["clinets=4"])
+
+
+def test_a_federation_that_aggregates_securely_refuses_who_reads_single_replies_by_name_and_before_any_work() -> None:
+    promised = replace(PLAIN, compare=(), flower=Deployment(secure_aggregation=True))
+    methods = [registry.get("method", name)() for name in registry.names("method", language=False)]
+    readers = [method for method in methods if "per-client" in method.needed]
+    assert {m.name for m in readers} == {"fedosd", "fedau-in-training", "federaser", "fused", "fedu", "fats", "ridge"}
+    for method in methods:
+        reads = method in readers
+        with pytest.raises(MethodError, match=f"^{method.name}: it reads single") if reads else nullcontext():
+            replace(promised, method=method)
+        with pytest.raises(MethodError, match=f"^{method.name}: it reads single") if reads else nullcontext():
+            replace(promised, compare=(method,))
+
+
+def test_settings_of_lethe_that_count_clients_need_single_replies() -> None:
+    promised = replace(PLAIN, flower=Deployment(secure_aggregation=True))
+    with pytest.raises(MethodError, match="lethe: it reads single clients' replies"):
+        replace(promised, method=Lethe(forget_steps="median"))
+    assert replace(promised, method=Lethe(forget_steps=3)).digest == replace(PLAIN, method=Lethe(forget_steps=3)).digest

@@ -14,14 +14,14 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from letheon import tree
 from letheon.client import Client
 from letheon.errors import ConfigError, RoundError
 from letheon.middleware import Metered, Quorum
 from letheon.request import Request
-from letheon.runtimes.flower import ASKED, Flower, client_app
+from letheon.runtimes.flower import ASKED, Flower, client_app, identity
 from letheon.runtimes.inprocess import InProcess
 from letheon.runtimes.mail import HELLO, WORK, Silence, content, parcel_in
 from letheon.runtimes.records import Parcel, pack_replies, unpack_replies
@@ -397,3 +397,30 @@ def test_terms_are_positive(field: str) -> None:
 def test_client_names_must_differ_and_there_must_be_one(names: list[str]) -> None:
     with pytest.raises(RoundError, match="client names must differ"):
         Flower(MemoryGrid({}), names)
+
+
+def context(node: dict[str, Any]) -> Context:
+    return Context(7, 10, node, RecordDict(), {"folder": "/state"})
+
+
+def test_a_site_is_who_its_node_configuration_says() -> None:
+    node = {"client": "b", "table": "/tables/b.db", "partition-id": 0, "num-partitions": 9}
+    assert identity(context(node), ["a", "b"]) == ("b", Path("/tables/b.db"))
+
+
+def test_a_node_of_the_simulation_engine_is_a_client_by_its_number() -> None:
+    found = [identity(context({"partition-id": k, "num-partitions": 2}), ["b", "a"]) for k in range(2)]
+    assert found == [("a", Path("/state/sites/a.db")), ("b", Path("/state/sites/b.db"))]
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ({}, "names no site; start it with --node-config"),
+        ({"client": "a"}, "names no site; start it with --node-config"),
+        ({"partition-id": 1, "num-partitions": 5}, "5 simulated nodes for 2 clients; .*num-supernodes=2"),
+    ],
+)
+def test_a_node_that_is_nobody_says_what_to_do(node: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        identity(context(node), ["a", "b"])

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
-from letheon import config, tree
-from letheon.errors import ConfigError, RoundError
+from flwr.app import Message
+
+from letheon import config, registry, tree
+from letheon.errors import ConfigError, MethodError, RoundError
 from letheon.federation.new import FILES, write_app
 from letheon.federation.service import Asked, Life, Service
 from letheon.methods.base import fedavg
@@ -25,6 +28,8 @@ from letheon.request import Request
 from letheon.runtimes.exclusions import Exclusions
 from letheon.runtimes.flower import Flower
 from letheon.runtimes.inprocess import InProcess
+from letheon.runtimes.mail import WORK, content, parcel_in
+from letheon.runtimes.records import pack_replies, unpack_replies
 from letheon.runtimes.site import Site
 from letheon.testing.grid import Fault, MemoryGrid, apps_of
 
@@ -49,8 +54,19 @@ def life(app: ModuleType, folder: Path, *requests: Asked, faults: dict[int, Faul
     service = replace(app.SERVICE, requests=requests)
     sites = [Site(name, app.samples(name), service.task, folder / f"{name}.db") for name in service.clients]
     grid = MemoryGrid(apps_of(sites), faults=faults)
-    terms = replace(service.terms, deadline_s=1.0, gather_s=1.0, poll_s=0.01)
+    # Only a test in which a site stays silent waits so long: the Grid answers at once, if the machine does.
+    terms = replace(service.terms, deadline_s=5.0 if faults else 60.0, gather_s=60.0, poll_s=0.01)
     return Life(service, folder / "state", Flower(grid, service.clients, terms=terms)), grid
+
+
+def stretching(message: Any, answer: Any) -> Any:
+    """A node whose updates are a thousand times as long as they were."""
+    reply = answer(message)
+    if message.metadata.message_type != WORK:
+        return reply
+    replies = unpack_replies(parcel_in(reply.content), "")
+    long = [replace(each, tensors=tree.scale(each.tensors, 1000.0)) for each in replies]
+    return Message(content(pack_replies(long)), reply_to=message)
 
 
 def accuracies(folder: Path) -> dict[str, dict[str, float]]:
@@ -119,14 +135,47 @@ def test_a_service_that_was_stopped_continues_where_it_was(app: ModuleType, tmp_
         asked += message.metadata.message_type.startswith("train")
         return None if asked == app.SERVICE.train_rounds + 3 else answer(message)  # evaluated, amplified, then gone
 
-    with pytest.raises(RoundError, match="site-b: no reply within 1 s"):
+    with pytest.raises(RoundError, match="site-b: no reply within 5 s"):
         life(app, tmp_path, CLIENT, faults={11: fault})[0].whole()
     assert tree.digest(life(app, tmp_path, CLIENT)[0].whole().params) == tree.digest(expected.params)
+
+
+def test_a_site_whose_updates_are_far_too_long_is_left_out_by_name(app: ModuleType, tmp_path: Path) -> None:
+    assert app.SERVICE.outlier_factor == 10.0  # the preset: with three sites it is on
+    life(app, tmp_path, faults={12: stretching})[0].whole()
+    (result,) = tmp_path.glob("state/stages/000.train-*/result.json")
+    events = json.loads(result.read_text())["events"]
+    assert [(event["client"], event["round"]) for event in events] == [("site-c", 1), ("site-c", 2), ("site-c", 3)]
+    assert "times the median of the 3 replies" in events[0]["reason"]
+
+
+def test_a_federation_that_aggregates_securely_refuses_by_name_who_reads_single_updates(app: ModuleType) -> None:
+    promised = replace(app.SERVICE, secure_aggregation=True)
+    for name in registry.names("method", language=False):
+        method = registry.get("method", name)()
+        reads = "per-client" in method.needed
+        with pytest.raises(MethodError, match=f"^{name}: it reads single") if reads else nullcontext():
+            replace(promised, method=method)
+        replace(promised, method=method, secure_aggregation=False)
+
+
+def test_a_method_for_language_models_is_refused_by_name(app: ModuleType) -> None:
+    with pytest.raises(MethodError, match=r"^npo: needs text, which this runtime does not give"):
+        replace(app.SERVICE, method=registry.get("method", "npo")())
+
+
+def test_policies_may_change_while_the_federation_lives(app: ModuleType, tmp_path: Path) -> None:
+    life(app, tmp_path)[0].whole()
+    app.SERVICE = replace(app.SERVICE, minimum=1, outlier_factor=None, secure_aggregation=True)
+    again, grid = life(app, tmp_path)
+    again.whole()
+    assert grid.passages == []
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ("outlier_factor = 0.5", "outlier_factor: must be greater than 1"),
         ("cleints = []", "did you mean 'clients'"),
         ("[[requests]]\nscope = 'client'\nclient = 'site-x'", "no client 'site-x'"),
         ("[[requests]]\nscope = 'samples'", "needs the id that its owner was told"),
@@ -138,6 +187,7 @@ def test_the_configuration_is_strict(change: str, reason: str, tmp_path: Path) -
     write_app(tmp_path / "app")
     path = tmp_path / "app/fed/federation.toml"
     text = path.read_text()
+    text = text.replace("outlier_factor = 10.0\n", "")
     path.write_text(text + change if change.startswith("[[") else change + "\n" + text)
     with pytest.raises(ConfigError, match=reason):
         Service.load(path)

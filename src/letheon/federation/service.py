@@ -17,12 +17,13 @@ from letheon import config, tree
 from letheon.errors import ConfigError
 from letheon.files import write_json
 from letheon.life import has_own_training, seen_by, stage_folder, stage_seed
-from letheon.methods.base import Method, fedavg
+from letheon.methods.base import Method, demand_given, fedavg
 from letheon.middleware import Excluding, Metered, Quorum
+from letheon.outliers import demand_factor
 from letheon.phase import Phase, State
 from letheon.request import Part, Request, Scope
 from letheon.runtimes.records import Admitted
-from letheon.runtimes.terms import Terms
+from letheon.runtimes.terms import Terms, given
 from letheon.stage import Outcome, Stage, finished
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from letheon.runtimes.flower import Flower
 
 log = logging.getLogger(__name__)
+
+_POLICIES = ("terms", "minimum", "outlier_factor", "secure_aggregation")
+"""What may change while the federation lives: a stage that is done stays done."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ class Service:
         continue_rounds: of FedAvg after each request.
         minimum: usable replies that a round needs.
         terms: deadlines and sizes.
+        outlier_factor: a reply whose update is more than so many times as long as the median of those to the same work
+            is quarantined; None: replies are not compared.
+        secure_aggregation: what the federation promises its sites, as in ``Deployment``.
     """
 
     task: Task
@@ -95,8 +102,12 @@ class Service:
     continue_rounds: int = 5
     minimum: int = 1
     terms: Terms = Terms()
+    outlier_factor: float | None = 10.0
+    secure_aggregation: bool = False
 
     def __post_init__(self) -> None:
+        demand_given(self.method, given(secure_aggregation=self.secure_aggregation))
+        demand_factor(self.outlier_factor)
         for name in ("train_rounds", "continue_rounds", "minimum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
@@ -178,7 +189,7 @@ class Life:
 
     def _run(self, folder: Path, owner: str, phases: Sequence[Phase], start: State, *, number: int) -> Outcome:
         meter = Metered(self._runtime)
-        quorum = Quorum(meter, minimum=self._service.minimum)
+        quorum = Quorum(meter, minimum=self._service.minimum, outlier_factor=self._service.outlier_factor)
         stage = Stage(folder, owner=owner, meter=meter, quorum=quorum, curve=_Uncharted())
         # Of a stage only its kind counts for the seed, and how many requests there were.
         return stage.run(phases, self._excluding(quorum, number), start, seed=stage_seed(self._service.seed, owner))
@@ -191,7 +202,7 @@ class Life:
     def _owner(self, kind: str, number: int) -> str:
         """Digest of all that determines a stage: later requests are none of it."""
         table = config.plain(replace(self._service, requests=self._service.requests[:number]))
-        own = {key: value for key, value in table.items() if key not in ("terms", "minimum")}
+        own = {key: value for key, value in table.items() if key not in _POLICIES}
         if not number:
             own = {key: value for key, value in own.items() if key not in ("continue_rounds",)}
         return config.digest({"kind": kind, "number": number, "service": own})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+from letheon.errors import MethodError
 from letheon.phase import Phase, State, Step
 from letheon.request import Part, Scope
 from letheon.tasks.base import Task
@@ -14,6 +15,11 @@ from letheon.training import Local
 from letheon.tree import Params
 from letheon.work import Federation, Work, average
 
+PER_CLIENT = "per-client"
+_LACKS = {
+    PER_CLIENT: "it reads single clients' replies, and this federation, which aggregates securely, shows only their "
+    "mean; take another method, or set secure_aggregation = false",
+}
 ALL_SCOPES: frozenset[Scope] = frozenset({"client", "class", "samples"})
 
 
@@ -25,7 +31,8 @@ class Method(ABC):
     Class attributes:
         name: as in the registry.
         scopes: levels of request that it serves.
-        needs: what it needs of the training run: ``history``, ``per-client``. Refused before any work if absent.
+        needs: what it needs, whatever its settings: a record of the training run (``history``), replies one by one and
+            not only their weighted mean (``per-client``), a language model (``text``). Refused early if absent.
         repeats: whether it can serve a second request on the model that it left; refused before any work if not.
         mixes: whether requests of different scopes can be served together, in one pass; refused before any work if not.
         presets: named sets of field values.
@@ -41,6 +48,11 @@ class Method(ABC):
     known_failures: ClassVar[Mapping[str, str]] = {}
 
     local: Local | None
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """What it needs with these settings: ``needs``, or more."""
+        return self.needs
 
     def training(self, step: Step) -> Step:
         """A hook into the rounds before the request: what the method has to record while the model learns.
@@ -75,6 +87,12 @@ class Method(ABC):
     @abstractmethod
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         """The phases that lead from ``start`` (the model at the request) to the unlearned model."""
+
+
+def demand_given(method: Method, gives: frozenset[str]) -> None:
+    """Raise ``MethodError``, with the method's name, if it needs what a federation does not give."""
+    for need in sorted(method.needed - gives):
+        raise MethodError(f"{method.name}: {_LACKS.get(need, f'needs {need}, which this runtime does not give')}")
 
 
 def train_work(

@@ -118,6 +118,7 @@ class FUSED(Method):
     name: ClassVar[str] = "fused"
     known_failures: ClassVar[Mapping[str, str]] = {
         "forgets": "a control: an adapter that sees retained data only overwrites by chance, as fine-tuning does",
+        "single-replies": "the small model's layers rank the same whatever a client weighs; elsewhere they need not",
     }
 
     layers: int = 2
@@ -135,6 +136,10 @@ class FUSED(Method):
     def scale(self) -> float:
         """Of an adapter's product."""
         return self.alpha / self.rank
+
+    @property
+    def needed(self) -> frozenset[str]:
+        return self.needs | {"per-client"}  # in locate each reply counts once; where one client is all, it is the mean
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         if not matrices(start.params):

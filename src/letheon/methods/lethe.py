@@ -146,6 +146,10 @@ class Lethe(Method):
     forget_steps: int | Literal["median"] | None = None
     local: Local | None = None
 
+    @property
+    def needed(self) -> frozenset[str]:
+        return self.needs | {"per-client"} if self.forget_steps == "median" else self.needs
+
     def __post_init__(self) -> None:
         if isinstance(self.forget_steps, int) and self.forget_steps < 1:
             raise ConfigError(f"lethe.forget_steps: must be at least 1, got {self.forget_steps}")

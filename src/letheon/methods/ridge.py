@@ -137,6 +137,7 @@ class Ridge(Method):
     """
 
     name: ClassVar[str] = "ridge"
+    needs: ClassVar[frozenset[str]] = frozenset({"per-client"})  # the sum of the replies, not their weighted mean
 
     penalty: float = 1.0
     local: Local | None = None

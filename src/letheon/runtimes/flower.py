@@ -12,13 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from letheon.errors import RoundError
+from letheon.errors import ConfigError, RoundError
 from letheon.request import Request
 from letheon.runtimes.mail import HELLO, WORK, Mail, content, parcel_in, within
 from letheon.runtimes.receipt import lost, replies_in
@@ -162,6 +163,36 @@ def client_app(site: Callable[[Context], Site]) -> ClientApp:
     app.train(WORK.partition(".")[2])(work)
     app.query(HELLO.partition(".")[2])(hello)
     return app
+
+
+def identity(context: Context, clients: Sequence[str]) -> tuple[str, Path]:
+    """A site's name, and the file of its exclusion table.
+
+    A SuperNode is started with both (``client`` and ``table``). Flower's simulation engine numbers its nodes instead:
+    they are the clients in alphabetical order, with their tables beside what the server keeps.
+
+    Args:
+        context: as a ClientApp gets it.
+        clients: the names of all clients.
+
+    Raises:
+        ConfigError: the node has neither, or there are not as many nodes as clients.
+    """
+    node = context.node_config
+    if "client" in node and "table" in node:
+        return str(node["client"]), Path(str(node["table"]))
+    if "partition-id" not in node:
+        raise ConfigError(
+            "this node's configuration names no site; "
+            "start it with --node-config 'client=\"site-a\" table=\"site-a.db\"'"
+        )
+    if node.get("num-partitions") != len(clients):
+        raise ConfigError(
+            f"{node.get('num-partitions')} simulated nodes for {len(clients)} clients; "
+            f"give --federation-config num-supernodes={len(clients)}"
+        )
+    name = sorted(clients)[int(str(node["partition-id"]))]
+    return name, Path(str(context.run_config["folder"])) / "sites" / f"{name}.db"
 
 
 def server_app(main: Callable[[Grid, Context], None]) -> ServerApp:

@@ -10,6 +10,11 @@ from letheon.errors import ConfigError
 Security = Literal["open", "authenticated"]
 
 
+def given(*, secure_aggregation: bool) -> frozenset[str]:
+    """What of ``Method.needs`` can be had over Flower."""
+    return frozenset({"history"} if secure_aggregation else {"history", "per-client"})
+
+
 @dataclass(frozen=True)
 class Terms:
     """What the server of a federation puts up with.
@@ -41,11 +46,20 @@ class Deployment:
     Attributes:
         terms: deadlines and sizes.
         security: ``open``, or ``authenticated``: TLS, and nodes that prove who they are with keys made for the run.
+        secure_aggregation: what the federation promises its clients: no method reads a single reply. Methods that would
+            are refused. Letheon itself encrypts no reply and adds none up unseen: it says what could run where that is
+            done.
     """
 
     terms: Terms = Terms()
     security: Security = "open"
+    secure_aggregation: bool = False
 
     def __post_init__(self) -> None:
         if self.security not in get_args(Security):
             raise ConfigError(f"flower.security: unknown {self.security!r}; use {', '.join(get_args(Security))}")
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """What of ``Method.needs`` can be had."""
+        return given(secure_aggregation=self.secure_aggregation)

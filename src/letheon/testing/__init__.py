@@ -20,7 +20,7 @@ from letheon import registry
 from letheon.errors import MethodError
 from letheon.methods.base import Method
 from letheon.request import Scope
-from letheon.testing import faults, outcome, rules, several
+from letheon.testing import faults, outcome, rules, several, summed
 
 __all__ = ["CHECKS", "STATISTICAL", "Check", "check_method", "method_checks"]
 
@@ -40,6 +40,7 @@ CHECKS: Mapping[str, Check] = {
     "plan": rules.can_be_planned,
     "buffers": rules.buffers_follow_the_retain_stream,
     "nothing-kept": rules.nothing_is_kept,
+    "single-replies": summed.single_replies_are_declared,
     "resume": faults.resumes_bit_for_bit,
     "empty-cohort": faults.empty_cohorts_are_refused,
     "missing-reply": faults.missing_replies_are_survived_or_refused,

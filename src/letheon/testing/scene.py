@@ -121,32 +121,32 @@ class Scene:
         """The stack in which the pipeline runs methods, without the meter."""
         return Excluding(Quorum(inner), request=self.request.id)
 
-    def trained(self, hook: Callable[[Step], Step]) -> State:
+    def trained(self, hook: Callable[[Step], Step], *, inside: Wrap = same) -> State:
         """FedAvg on all data from fresh weights, with a method's hook into the rounds."""
         with self.runtime(admitted=False) as runtime:
             phase = Phase("train", hook(fedavg(self.local, "all")), self.train_rounds)
-            return drive([phase], Quorum(runtime), self.task.init(self.seed), seed=self.seed)
+            return drive([phase], Quorum(inside(runtime)), self.task.init(self.seed), seed=self.seed)
 
-    def trained_by(self, method: Method) -> State:
+    def trained_by(self, method: Method, *, inside: Wrap = same) -> State:
         """The model of a method that has a training run of its own."""
         with self.runtime(admitted=False) as runtime:
             phases = method.origin(self.task, self.local, self.train_rounds)
-            return drive(phases, Quorum(runtime), self.task.init(self.seed), seed=self.seed)
+            return drive(phases, Quorum(inside(runtime)), self.task.init(self.seed), seed=self.seed)
 
     @cached_property
     def origin(self) -> State:
         """The model at the request, if no method recorded anything on the way."""
         return self.trained(lambda step: step)
 
-    def start(self, method: Method) -> State:
-        """What the method begins with: a copy of its own, in which a foreign memory lies."""
+    def start(self, method: Method, *, inside: Wrap = same) -> State:
+        """What the method begins with: a copy of its own, with a foreign memory; ``inside`` wraps its own training."""
         if self.before:
             left = self.before.reference(method).end
             return State(tree.clone(left.params), tree.clone(left.buffers), tree.clone(left.memory))
         if type(method).origin is not Method.origin:
-            state = self.trained_by(self.configured(method))
+            state = self.trained_by(self.configured(method), inside=inside)
         elif type(method).training is not Method.training:
-            state = self.trained(self.configured(method).training)
+            state = self.trained(self.configured(method).training, inside=inside)
         else:
             state = self.origin
         memory = tree.clone(state.memory) | {FOREIGN: torch.arange(4.0)}

@@ -7,7 +7,7 @@ from flwr.app import Context
 
 from letheon.data import Data
 from letheon.federation.service import Service
-from letheon.runtimes.flower import client_app
+from letheon.runtimes.flower import client_app, identity
 from letheon.runtimes.site import Site
 
 SERVICE = Service.load(Path(__file__).with_name("federation.toml"))
@@ -26,7 +26,7 @@ def samples(name: str) -> Data:
 
 def site(context: Context) -> Site:
     """Called for every message. The node's configuration gives its name and the file of its exclusion table."""
-    name, table = str(context.node_config["client"]), Path(str(context.node_config["table"]))
+    name, table = identity(context, SERVICE.clients)
     return Site(name, samples(name), SERVICE.task, table)
 
 
