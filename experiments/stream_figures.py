@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,17 @@ def courses(rows: Sequence[Row]) -> Figure:
 
 
 def _course(axes: Axes, rows: Sequence[Row], metric: str, last: int, look: Mapping[str, Any]) -> None:
-    places: dict[int, list[float]] = {}
+    places = _places(rows, metric, lambda row: last + 1 if row["after"] == CONTINUED else int(row["after"]))
+    _line(axes, places, look)
+
+
+def _places(rows: Sequence[Row], metric: str, place: Callable[[Row], int]) -> dict[int, list[float]]:
+    """The values of all seeds by where they stand on the axis, from left to right."""
+    found: dict[int, list[float]] = {}
     for row in rows:
         if row[metric] is not None:
-            places.setdefault(last + 1 if row["after"] == CONTINUED else int(row["after"]), []).append(row[metric])
-    _line(axes, dict(sorted(places.items())), look)
+            found.setdefault(place(row), []).append(row[metric])
+    return dict(sorted(found.items()))
 
 
 def ranks(rows: Sequence[Row], caps: Mapping[str, tuple[str, int]]) -> Figure:
@@ -74,12 +80,10 @@ def ranks(rows: Sequence[Row], caps: Mapping[str, tuple[str, int]]) -> Figure:
     at_caps = sorted({cap for _, cap in caps.values()})
     for axes, (metric, what) in zip(panels, SHOWN.items(), strict=True):
         for at, base in enumerate(dict.fromkeys(base for base, _ in caps.values())):
-            places: dict[int, list[float]] = {}
-            for row in found:
-                name, cap = caps.get(row["method"], ("", ALONE))
-                if name == base and row[metric] is not None:
-                    places.setdefault(at_caps.index(cap), []).append(row[metric])
-            _line(axes, dict(sorted(places.items())), {"color": COLOURS[at], "marker": MARKERS[at], "label": base})
+            own = {label: at_caps.index(cap) for label, (name, cap) in caps.items() if name == base}
+            mine = [{"cap": own[row["method"]], **row} for row in found if row["method"] in own]
+            places = _places(mine, metric, lambda row: row["cap"])
+            _line(axes, places, {"color": COLOURS[at], "marker": MARKERS[at], "label": base})
         level = [row[metric] for row in found if row["method"] == "origin"]
         axes.axhline(sum(level) / len(level), color=FAINT, linestyle=DASHES[2], label="origin", zorder=1)
         axes.set(title=what, xlabel="directions a request may add (none: without COP)", ylim=(-2, 102))
@@ -92,7 +96,8 @@ def _line(axes: Axes, places: Mapping[int, Sequence[float]], look: Mapping[str, 
     """Means with the range between the runs behind them."""
     at = list(places)
     axes.plot(at, [sum(values) / len(values) for values in places.values()], **look)
-    axes.fill_between(at, *zip(*((min(v), max(v)) for v in places.values()), strict=True), color=look["color"], alpha=0.15)
+    ends = [[end(values) for values in places.values()] for end in (min, max)]
+    axes.fill_between(at, *ends, color=look["color"], alpha=0.15)
 
 
 def caps_of(stream: Stream) -> dict[str, tuple[str, int]]:

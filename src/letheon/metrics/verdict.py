@@ -65,8 +65,8 @@ def unlearnt(kr_origin: float, attack: float | None, *, mu: float, mu_retrain: f
     reasons = []
     if mu < SKILLED * mu_retrain:
         reasons.append(
-            f"Origin's MU is {mu:.1f} %, Retrain's {mu_retrain:.1f} %: a model that has learnt so little may get the data "
-            "to forget right without knowing them"
+            f"Origin's MU is {mu:.1f} %, Retrain's {mu_retrain:.1f} %: a model that has learnt so little may get the "
+            "data to forget right without knowing them"
         )
     if kr_origin < LEARNT:
         reasons.append(f"Origin retains {kr_origin:.1f} % of the data to forget; {LEARNT:.0f} % are needed")
