@@ -1,7 +1,7 @@
 """Real processes: a SuperLink, SuperNodes, a process for every message. Minutes, hence few tests, each of a whole life.
 
-What else can go wrong (late, raising, NaN, wrong shapes, huge replies) is tested on the Grid in memory, in
-tests/unit/test_flower.py and tests/crash/test_flower.py.
+What else can go wrong (late, raising, NaN) is tested on the Grid in memory, in tests/unit/test_flower.py and
+tests/crash/test_flower.py.
 """
 
 from __future__ import annotations
@@ -130,9 +130,8 @@ def test_a_serverapp_and_then_a_forget_node_that_are_killed_cost_a_round_and_no_
     experiment = replace(SMALL, flower=Deployment(Terms(deadline_s=240, gather_s=240)))
     folder, place = tmp_path / "run", tmp_path / "run/flower"
     expected = findings(pipeline.run(replace(SMALL, flower=None), tmp_path / "one"))
-    population = experiment.populate()
-    names, forgetting = list(population.clients), str(population.request.client)
-    app, follow = local.prepared(experiment, folder)
+    forgetting = str(experiment.populate().request.client)
+    app, names, follow = local.prepared(experiment, folder)
     with links.linked(place) as link:
         nodes = links.start_nodes(link, names, security="open")
         # The ServerApp is killed when Retrain's first round is on its way.
@@ -153,7 +152,77 @@ def test_a_serverapp_and_then_a_forget_node_that_are_killed_cost_a_round_and_no_
 
 
 def test_a_run_that_finds_no_node_ends_and_says_so(tmp_path: Path) -> None:
-    app, follow = local.prepared(replace(SMALL, flower=Deployment(Terms(gather_s=2))), tmp_path / "run")
+    app, _, follow = local.prepared(replace(SMALL, flower=Deployment(Terms(gather_s=2))), tmp_path / "run")
     refused = pytest.raises(LetheonError, match="none of c000, c001, c002 is connected after 2 s")
     with links.linked(tmp_path / "run/flower") as link, link.run(app) as lines, refused:
         follow(pipeline.Silent(), lines)
+
+
+def test_a_superlink_that_is_restarted_ends_the_run_and_the_command_given_again_ends_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    experiment = replace(SMALL, flower=Deployment(Terms(deadline_s=120, gather_s=240)))
+    expected = findings(pipeline.run(replace(SMALL, flower=None), tmp_path / "one"))
+    app, names, follow = local.prepared(experiment, tmp_path / "run")
+    with links.linked(tmp_path / "run/flower") as link:
+        links.start_nodes(link, names, security="open")
+        superlink = link.processes._started["superlink"].pid
+        crash = Killing(("retrain.unlearn", "start"), lambda: os.kill(superlink, signal.SIGKILL))
+        with link.run(app) as lines, pytest.raises(LetheonError, match="the ServerApp ended early"):
+            follow(crash, lines)
+        assert crash.done
+        link.processes.stop()  # the nodes too: without a database the new SuperLink knows none of them
+        link.start()
+        links.start_nodes(link, names, security="open")
+        with link.run(app) as lines:
+            follow(pipeline.Silent(), lines)
+    assert findings(pipeline.load(tmp_path / "run")) == expected
+
+
+FAULTY = """\
+from dataclasses import replace
+
+import torch
+
+from letheon.federation.experiment import _site, server
+from letheon.runtimes.flower import client_app
+
+CHANGES = {
+    SHAPES: lambda tensors: {name: torch.zeros(3) for name in tensors},
+    HUGE: lambda tensors: tensors | {"huge": torch.ones(2**24)},
+}
+
+
+class Faulty:
+    def __init__(self, site):
+        self.name, self.task, self.inner = site.name, site.task, site
+
+    def answer(self, order):
+        replies = self.inner.answer(order)
+        if order.admitted or self.name not in CHANGES:  # while the model is trained, and not later
+            return replies
+        return [replace(reply, tensors=CHANGES[self.name](reply.tensors)) for reply in replies]
+
+
+client = client_app(lambda context: Faulty(_site(context)))
+
+__all__ = ["client", "server"]
+"""
+
+
+def test_wrong_shapes_and_a_huge_reply_are_errors_of_their_nodes_and_the_round_goes_on(tmp_path: Path) -> None:
+    experiment = replace(SMALL, flower=Deployment(Terms(deadline_s=240, gather_s=240)))
+    forgetting = str(experiment.populate().request.client)
+    app, names, follow = local.prepared(experiment, tmp_path / "run")
+    shapes, huge = [name for name in names if name != forgetting]
+    (app / "experiment/apps.py").write_text(FAULTY.replace("SHAPES", repr(shapes)).replace("HUGE", repr(huge)))
+    with links.linked(tmp_path / "run/flower") as link:
+        links.start_nodes(link, names, security="open")
+        with link.run(app) as lines:
+            follow(pipeline.Silent(), lines)
+    run = pipeline.load(tmp_path / "run")
+    reasons = {event["client"]: event["reason"] for event in run.origin.events}
+    assert set(reasons) == {shapes, huge}
+    assert "its reply does not match what was sent" in reasons[shapes]
+    assert "are expected at most; it was not read" in reasons[huge]
+    assert run.unlearned["lethe"].events == []

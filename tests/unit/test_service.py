@@ -141,7 +141,7 @@ def test_a_service_that_was_stopped_continues_where_it_was(app: ModuleType, tmp_
 
 
 def test_a_site_whose_updates_are_far_too_long_is_left_out_by_name(app: ModuleType, tmp_path: Path) -> None:
-    assert app.SERVICE.outlier_factor == 10.0  # the preset: with three sites it is on
+    assert app.SERVICE.outlier_factor == 20.0  # the preset: with three sites it is on
     life(app, tmp_path, faults={12: stretching})[0].whole()
     (result,) = tmp_path.glob("state/stages/000.train-*/result.json")
     events = json.loads(result.read_text())["events"]
@@ -187,7 +187,7 @@ def test_the_configuration_is_strict(change: str, reason: str, tmp_path: Path) -
     write_app(tmp_path / "app")
     path = tmp_path / "app/fed/federation.toml"
     text = path.read_text()
-    text = text.replace("outlier_factor = 10.0\n", "")
+    text = text.replace("outlier_factor = 20.0\n", "")
     path.write_text(text + change if change.startswith("[[") else change + "\n" + text)
     with pytest.raises(ConfigError, match=reason):
         Service.load(path)

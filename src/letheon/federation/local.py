@@ -58,10 +58,10 @@ def run(
         ConfigError: flwr is not installed, or as ``pipeline.run``.
         LetheonError: the run ended early; what is complete is kept, and ``resume`` continues.
     """
-    app, follow = prepared(experiment, folder, resume=resume, cache=cache, workers=workers)
+    app, clients, follow = prepared(experiment, folder, resume=resume, cache=cache, workers=workers)
     security = experiment.flower.security if experiment.flower else "open"
     with linked(folder.resolve() / "flower", security=security) as link:
-        start_nodes(link, list(experiment.populate().clients), security=security)
+        start_nodes(link, clients, security=security)
         with link.run(app) as lines:
             follow(listener or Silent(), lines)
     return pipeline.load(folder, cache=cache)
@@ -74,17 +74,18 @@ def prepared(
     resume: bool = False,
     cache: Path | None = None,
     workers: int | None = None,
-) -> tuple[Path, Callable[[Listener, Iterable[str]], None]]:
-    """Claim the folder and write the app; returns its path, and what hands the log of a run on to a listener.
+) -> tuple[Path, list[str], Callable[[Listener, Iterable[str]], None]]:
+    """Claim the folder and write the app; returns its path, the clients' names, and what hands a log on to a listener.
 
     The latter raises ``LetheonError`` if the run failed, or ended before all was done.
     """
     demand_flwr()
-    data, place = data_digest(experiment.populate()), folder.resolve() / "flower"
+    population, place = experiment.populate(), folder.resolve() / "flower"
+    data = data_digest(population)
     cache = claim(folder, experiment, data=data, cache=cache, resume=resume)
     app = _app(experiment, place, {"folder": folder.resolve(), "cache": cache or "", "workers": workers or 0})
     following = _Following(experiment, stages(folder, cache, used=versions(), data=data), place / "logs")
-    return app, following.follow
+    return app, list(population.clients), following.follow
 
 
 def _app(experiment: Experiment, place: Path, settings: dict[str, Any]) -> Path:

@@ -102,7 +102,7 @@ class Service:
     continue_rounds: int = 5
     minimum: int = 1
     terms: Terms = Terms()
-    outlier_factor: float | None = 10.0
+    outlier_factor: float | None = 20.0
     secure_aggregation: bool = False
 
     def __post_init__(self) -> None:
