@@ -203,7 +203,7 @@ class _Builder:
         try:
             return cls(**values)
         except (ValueError, LetheonError) as cause:
-            raise self.error(path, str(cause)) from cause
+            raise self.error(*_placed(path, str(cause))) from cause
 
     def with_preset(self, cls: Any, table: Mapping[str, Any], path: str) -> dict[str, Any]:
         """The table over the preset that it asks for."""
@@ -223,6 +223,17 @@ class _Builder:
         missing = [_join(path, key) for key in known if key in required and key not in table]
         if missing:
             raise self.error(", ".join(missing), "missing, and there is no default; add it")
+
+
+def _placed(path: str, message: str) -> tuple[str, str]:
+    """Where and what, if a message may begin with the name of the table that it is about."""
+    outer, dot, table = path.rpartition(".")
+    if table and message.startswith(f"{table}: "):
+        return path, message.removeprefix(f"{table}: ")
+    if table and message.startswith(f"{table}."):
+        key, _, rest = message.partition(": ")
+        return f"{outer}{dot}{key}", rest
+    return path, message
 
 
 def _join(path: str, key: object) -> str:

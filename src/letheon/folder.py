@@ -46,10 +46,12 @@ def claim(folder: Path, experiment: Named, *, data: str, cache: Path | None, res
         resume: whether a run that is there may be continued.
 
     Raises:
-        ConfigError: it holds another experiment, or this one and ``resume`` is not set, or this one begun on other data
+        ConfigError: the cache is a file; the folder holds another experiment, or this one and ``resume`` is not set, or this one begun on other data
             or with other versions of the software, whose numbers cannot be continued bit for bit.
     """
     path = folder / EXPERIMENT
+    if cache is not None and cache.exists() and not cache.is_dir():
+        raise ConfigError(f"{cache}: is a file, not a folder; choose another --cache")
     if not path.is_file():
         content = {"digest": experiment.digest, "data": data, "versions": versions()}
         content |= {"experiment": config.plain(experiment)} | ({"cache": str(cache.resolve())} if cache else {})

@@ -40,6 +40,35 @@ def test_a_method_that_reads_single_replies_is_refused_where_replies_are_aggrega
     assert "set secure_aggregation = false" in err
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("local.lr=-1", "error: tiny.toml: local.lr: must be positive, got -1.0"),
+        ("method.gamma={beta=-3}", "error: tiny.toml: method.gamma.beta: must lie in [0, 1], got -3"),
+        ("request.min_forget=0", "error: tiny.toml: request: min_forget must be at least 1, got 0"),
+    ],
+)
+def test_a_wrong_value_is_placed_once(setting: str, told: str, place: Path, command: Command) -> None:
+    code, out, err = command("plan", place / "tiny.toml", "--set", setting)
+    assert (code, out) == (2, "")
+    assert err.startswith(told)
+
+
+def test_a_cache_that_is_a_file_is_refused_and_nothing_is_begun(place: Path, command: Command) -> None:
+    (place / "file").write_text("")
+    code, _, err = command("run", place / "tiny.toml", "--cache", place / "file", "--out", place / "out")
+    assert code == 2
+    assert "file: is a file, not a folder; choose another --cache" in err
+    assert not (place / "out").exists()
+
+
+def test_a_closed_stream_is_no_error(place: Path) -> None:
+    for closed in (">&-", "2>&-"):
+        line = f'"{sys.executable}" -m letheon.cli methods {closed}'
+        done = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_debug_shows_where_an_error_comes_from(place: Path) -> None:
     with pytest.raises(ConfigError, match="expected a dotted key"):
         main(["plan", str(place / "tiny.toml"), "--set", "nonsense", "--debug"])

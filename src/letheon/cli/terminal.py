@@ -37,7 +37,8 @@ def set_debug(context: typer.Context, debug: bool) -> None:
 def is_plain() -> bool:
     """Whether to print lines without colours, cursor movements or live displays."""
     dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return bool(dumb or os.environ.get("NO_COLOR") or not (sys.stdout.isatty() and sys.stderr.isatty()))
+    is_screen = all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))  # None: closed
+    return bool(dumb or os.environ.get("NO_COLOR") or not is_screen)
 
 
 def stdout() -> Console:
