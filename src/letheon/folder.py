@@ -46,8 +46,9 @@ def claim(folder: Path, experiment: Named, *, data: str, cache: Path | None, res
         resume: whether a run that is there may be continued.
 
     Raises:
-        ConfigError: the cache is a file; the folder holds another experiment, or this one and ``resume`` is not set, or this one begun on other data
-            or with other versions of the software, whose numbers cannot be continued bit for bit.
+        ConfigError: the cache is a file; the folder holds another experiment, or this one and ``resume`` is not set, or
+            this one begun on other data or with other versions of the software, whose numbers cannot be continued bit
+            for bit.
     """
     path = folder / EXPERIMENT
     if cache is not None and cache.exists() and not cache.is_dir():

@@ -111,3 +111,14 @@ def test_every_method_can_be_priced_in_every_scope(
     found = plan(Experiment.load(place / "tiny.toml", [f"method={method}", f"request.scope={scope}", "compare=[]"]))
     assert found.total.rounds > 0
     assert found.stages[-1].stage == f"{method}.continue"
+
+
+def test_a_stream_is_priced_without_being_run(command: Command) -> None:
+    demo = Path(__file__).parents[2] / "experiments" / "llm_demo.toml"
+    small = "task.language.model={vocabulary=320,width=16,layers=1,heads=1}"
+    code, out, _ = command("plan", demo, "--set", small)
+    assert code == 0
+    for said in ("origin", "npo+cop", "protect", "examine", "5 requests for 8 of them", "Disk"):
+        assert said in out
+    code, out, _ = command("plan", demo, "--json", "--set", small)
+    assert {stage["stage"] for stage in json.loads(out)["stages"]} >= {"origin", "npo+cop.unlearn", "npo+cop.continue"}

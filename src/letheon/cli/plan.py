@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -29,19 +31,27 @@ def plan(
     """Price an experiment before running it: rounds, samples, FLOPs, bytes, disk, and an estimate of time."""
     compute(stderr(), verbose=verbose)
     from letheon.cli.run import is_stream
-    from letheon.errors import ConfigError
-    from letheon.experiment import Experiment
-    from letheon.plan import plan as priced
 
-    if is_stream(file, sets or ()):
-        raise ConfigError(f"{file}: is a stream on a language model, which cannot be priced yet; run it with few items")
-
-    found = priced(Experiment.load(file, sets or ()), workers=workers)
+    found = _stream(file, sets or ()) if is_stream(file, sets or ()) else _experiment(file, sets or (), workers)
     if json:
         show_json(asdict(found))
         return
     show(_table(found))
     show(_details(found))
+
+
+def _stream(file: Path, sets: Sequence[str]) -> Plan:
+    from letheon.stream.experiment import Stream
+    from letheon.stream_plan import plan as priced
+
+    return priced(Stream.load(file, sets))
+
+
+def _experiment(file: Path, sets: Sequence[str], workers: int | None) -> Plan:
+    from letheon.experiment import Experiment
+    from letheon.plan import plan as priced
+
+    return priced(Experiment.load(file, sets), workers=workers)
 
 
 def _details(found: Plan) -> Table:
@@ -50,7 +60,7 @@ def _details(found: Plan) -> Table:
     kept, peak = amount(found.disk_bytes, "B"), amount(found.disk_peak_bytes, "B")
     details = Table.grid(padding=(0, 2))
     if not found.total.is_exact:
-        details.add_row(AT_MOST, "at most: the method searches, and may stop earlier")
+        details.add_row(AT_MOST, "at most: what searches, or writes, may stop earlier")
     details.add_row("Run", found.digest)
     time = duration(found.total.seconds)
     details.add_row("Time", f"about {time} with {crew}: an estimate, from a second of timing on this machine")
@@ -77,7 +87,7 @@ def _table(found: Plan) -> Table:
 
 def _cells(phase: PhasePlan) -> list[str]:
     return [
-        f"{'' if phase.is_exact else AT_MOST}{phase.rounds:,}",
+        f"{AT_MOST if phase.rounds and not phase.is_exact else ''}{phase.rounds:,}",
         f"{phase.samples:,.0f}",
         amount(phase.flops, ""),
         amount(phase.bytes_down, "B"),

@@ -105,8 +105,11 @@ class Selection:
     def count(self, spectrum: Spectrum, used: int) -> int:
         """The smallest r, within the caps; 0 if the basis holds enough already."""
         width = len(spectrum.values)
-        rank = min(64, max(1, width // 8)) if self.rank is None else self.rank
-        return max(0, min(self._wanted(spectrum), rank, self.columns(width) - used))
+        return max(0, min(self._wanted(spectrum), self.columns_each(width), self.columns(width) - used))
+
+    def columns_each(self, width: int) -> int:
+        """The most columns that one request may add to a basis of this width."""
+        return min(64, max(1, width // 8)) if self.rank is None else self.rank
 
     def columns(self, width: int) -> int:
         """The most columns that a basis of this width may have."""
