@@ -36,6 +36,7 @@ class Cost:
         samples: samples that passed through a model at clients.
         flops: 2 for each multiply-accumulate; a training sample counts as three forward passes.
         seconds: wall time of the rounds, evaluation not included.
+        storage: bytes that the server kept beyond the model (``State.memory``) after its last round so far.
     """
 
     phase: str
@@ -45,6 +46,7 @@ class Cost:
     samples: float = 0.0
     flops: float = 0.0
     seconds: float = 0.0
+    storage: int = 0
 
 
 class Metered:
@@ -80,6 +82,7 @@ class Metered:
         booked, new = self.phases[-1], self._open
         for name in ("rounds", "bytes_down", "bytes_up", "samples", "flops", "seconds"):
             setattr(booked, name, getattr(booked, name) + getattr(new, name))
+        booked.storage = tree.n_bytes(state.memory)
         self._open = Cost("")
 
     def dump(self) -> Any:

@@ -217,6 +217,15 @@ def test_a_round_without_traffic_costs_nothing_and_rounds_are_booked_under_their
     assert [(cost.phase, cost.rounds) for cost in meter.phases] == [("negate", 0), ("restore", 2)]
 
 
+def test_what_the_server_keeps_is_that_of_the_last_round_of_a_phase() -> None:
+    meter, state = Metered(Canned([good("a")])), STATE
+    for done in (1, 2):
+        state = replace(state, memory=state.memory | {f"history/{done}": torch.zeros(5)})
+        meter.observe("train", done, state)
+    meter.observe("forget", 1, STATE)
+    assert [(cost.phase, cost.storage) for cost in meter.phases] == [("train", 40), ("forget", 0)]
+
+
 def test_costs_that_were_saved_are_not_counted_twice() -> None:
     first = Metered(Canned([good("a")]))
     average(first.run(train()))

@@ -37,6 +37,7 @@ class PhaseCost:
     bytes_down: int
     flops: float
     seconds: float
+    storage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,9 @@ def _outcome(row: Row) -> str:
 
 def _costs(run: Run) -> list[PhaseCost]:
     return [
-        PhaseCost(stage, cost.phase, cost.rounds, cost.bytes_up, cost.bytes_down, cost.flops, cost.seconds)
+        PhaseCost(
+            stage, cost.phase, cost.rounds, cost.bytes_up, cost.bytes_down, cost.flops, cost.seconds, cost.storage
+        )
         for stage, outcome in stages(run).items()
         for cost in outcome.costs
     ]
