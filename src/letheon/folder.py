@@ -24,6 +24,8 @@ from letheon.tasks.population import Population
 log = logging.getLogger(__name__)
 
 EXPERIMENT = "experiment.json"
+CONTINUED_BY = "continued_by"
+"""Digests of other code than the one that began the run, under which it was continued."""
 
 
 class Named(Protocol):
@@ -71,7 +73,17 @@ def claim(folder: Path, experiment: Named, *, data: str, cache: Path | None, res
     own = recorded_cache(content)
     if cache is not None and cache.resolve() != own:
         raise ConfigError(f"{folder}: keeps its stages in {own or folder}; leave --cache out, or choose another --out")
+    _note_code(path, content)
     return own
+
+
+def _note_code(path: Path, content: Mapping[str, Any]) -> None:
+    """Where the code is not what it was, say so now, and in the folder for whoever reads the numbers."""
+    code, before = versions()["code"], content["versions"].get("code")
+    if code == before:
+        return
+    log.warning("the code has changed since this run was begun; what it has completed is kept as it is")
+    write_json(path, {**content, CONTINUED_BY: sorted({*content.get(CONTINUED_BY, ()), code})})
 
 
 def recorded_cache(content: Mapping[str, Any]) -> Path | None:
@@ -98,8 +110,6 @@ def read(path: Path) -> dict[str, Any]:
 def _changed(content: Mapping[str, Any], data: str) -> str:
     """What decides the bits and is not as it was."""
     before, now = content["versions"] | {"data": content["data"]}, versions() | {"data": data}
-    if before.get("code") != now["code"]:
-        log.warning("the code has changed since this run was begun; what it has completed is kept as it is")
     deciding = [name for name in ("letheon", "torch", "data") if before.get(name) != now[name]]
     return ", ".join(f"{name} {before.get(name)} (now {now[name]})" for name in deciding)
 

@@ -11,8 +11,9 @@ import pytest
 from letheon import config, pipeline
 from letheon.errors import ConfigError
 from letheon.experiment import Experiment
-from letheon.folder import EXPERIMENT, claim, data_digest, stages, versions
+from letheon.folder import CONTINUED_BY, EXPERIMENT, claim, data_digest, stages, versions
 from letheon.methods.fine_tuning import FineTuning
+from letheon.report.model import report_of
 from letheon.tasks.partition import Partition
 from letheon.tasks.population import populate
 from letheon.tasks.target import Target
@@ -62,6 +63,24 @@ def test_a_run_is_not_continued_on_other_data(begun: Path) -> None:
 def test_another_experiment_is_refused(begun: Path) -> None:
     with pytest.raises(ConfigError, match="another --out"):
         claim(begun, replace(SMALL, seed=7), data="aa", cache=None, resume=True)
+
+
+def test_code_that_continues_a_run_begun_under_other_code_is_noted_in_its_folder(
+    begun: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    untouched = (begun / EXPERIMENT).read_text()
+    claim(begun, SMALL, data="aa", cache=None, resume=True)
+    assert (begun / EXPERIMENT).read_text() == untouched
+    edit(begun, "versions", versions() | {"code": "0" * 16})
+    for _ in range(2):
+        claim(begun, SMALL, data="aa", cache=None, resume=True)
+    content = json.loads((begun / EXPERIMENT).read_text())
+    assert content[CONTINUED_BY] == [versions()["code"]]
+    assert content["versions"]["code"] == "0" * 16
+    assert "the code has changed" in caplog.text
+    done = pipeline.run(SMALL, begun.parent / "run", workers=1)
+    edit(done.folder, CONTINUED_BY, ["abc"])
+    assert ("code, continued by", "abc") in [(fact.name, fact.value) for fact in report_of(done).versions]
 
 
 def test_the_data_digest_sees_one_changed_pixel() -> None:

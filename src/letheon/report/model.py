@@ -10,7 +10,7 @@ from typing import Any
 from letheon import config, tree
 from letheon.errors import JournalError
 from letheon.experiment import Experiment
-from letheon.folder import EXPERIMENT, versions
+from letheon.folder import CONTINUED_BY, EXPERIMENT, versions
 from letheon.life import owners, unlearning
 from letheon.metrics import VERSIONS
 from letheon.pipeline import Run
@@ -271,12 +271,14 @@ def _versions(run: Run) -> list[Fact]:
 
 
 def _software(run: Run) -> Mapping[str, str]:
-    """The versions that the run was begun with; today's if its folder does not say."""
+    """The versions that the run was begun with, and the code that continued it; today's if its folder does not say."""
     path = run.folder / EXPERIMENT
     if not path.is_file():
         return versions()
     try:
-        found: Mapping[str, str] = json.loads(path.read_text())["versions"]
+        content = json.loads(path.read_text())
+        found: dict[str, str] = content["versions"]
+        others = content.get(CONTINUED_BY, [])
     except (json.JSONDecodeError, KeyError) as error:
         raise JournalError(f"{path}: damaged ({error}); run again into another --out") from error
-    return found
+    return found | ({"code, continued by": ", ".join(others)} if others else {})
