@@ -10,13 +10,14 @@ BIN := $(VENV)/bin
 # Touched last, removed first: a set-up that was interrupted is done again.
 READY := $(VENV)/.ready
 
-.PHONY: help demo demo-llm test test-flower lint types bench clean
+.PHONY: help demo demo-llm test test-flower test-deployment lint types bench clean
 
 help:
 	@echo 'make demo    train, unlearn, train on, and show whether it stays gone (real data, some minutes)'
 	@echo 'make demo-llm the same on a small language model: five requests, with and without COP (minutes)'
 	@echo 'make test    run every test'
 	@echo 'make test-flower the tests over Flower, in an environment of its own'
+	@echo 'make test-deployment federations of real processes on this machine; most of an hour'
 	@echo 'make lint    ruff over the whole tree'
 	@echo 'make types   mypy --strict over src'
 	@echo 'make bench   what one round of federated averaging costs on this machine'
@@ -36,6 +37,11 @@ ON_FLOWER := tests/parity/test_flower.py tests/crash/test_flower.py tests/unit/t
 test-flower:
 	@$(MAKE) --no-print-directory test VENV=.venv-flower CONSTRAINTS=constraints-flower.txt EXTRAS=dev,flower \
 	    ARGS='$(ON_FLOWER) $(ARGS)'
+
+# Real processes and Flower's fixed polls: most of an hour on two idle cores. Not part of the gate.
+test-deployment:
+	@$(MAKE) --no-print-directory test VENV=.venv-flower CONSTRAINTS=constraints-flower.txt EXTRAS=dev,flower \
+	    ARGS='tests/deployment $(ARGS)'
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check . $(ARGS)
