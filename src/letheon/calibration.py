@@ -70,14 +70,14 @@ def _step_seconds(experiment: Experiment, population: Population) -> float:
     data = data.take(torch.arange(min(len(data), size * steps)))
     with torch.random.fork_rng(devices=[]):
         module = task.model()
-        return _timed(lambda: train(module, task.loss, data, recipe, seed=0), 0.5) / steps
+        return timed(lambda: train(module, task.loss, data, recipe, seed=0), 0.5) / steps
 
 
 def _evaluation_seconds(task: Task, population: Population, workers: int) -> float:
     """The evaluation that follows every round, as a run does it."""
     evaluate, state = Evaluator(task, population, workers=workers), task.init(0)
     try:
-        return _timed(lambda: evaluate("calibration", 0, state), 0.2)
+        return timed(lambda: evaluate("calibration", 0, state), 0.2)
     finally:
         evaluate.close()
 
@@ -86,10 +86,10 @@ def _journal_seconds(task: Task) -> float:
     """One journal entry, written and synced like a real one."""
     content = save_state(task.init(0), {})
     with tempfile.TemporaryDirectory() as folder:
-        return _timed(lambda: write(Path(folder) / "round", content), 0.1)
+        return timed(lambda: write(Path(folder) / "round", content), 0.1)
 
 
-def _timed(act: Callable[[], object], budget: float) -> float:
+def timed(act: Callable[[], object], budget: float) -> float:
     """Median seconds of ``act`` over as many calls as fit into ``budget`` seconds; one goes before, to warm up."""
     act()
     times: list[float] = []

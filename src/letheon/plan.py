@@ -192,7 +192,7 @@ class _Pricing:
         for t in range(phase.rounds if grows else min(2, phase.rounds)):
             state = phase.step(federation, state, t)
             meter.observe(str(t), 1, state)
-        return state, _repeated(meter.phases, phase.rounds)
+        return state, repeated(meter.phases, phase.rounds)
 
     def _planned(self, phase: Phase, one: Cost, other: Cost) -> PhasePlan:
         most = {name: max(getattr(one, name), getattr(other, name)) for name in COUNTED}
@@ -220,7 +220,7 @@ class _Judged:
             yield replace(reply, metrics={**reply.metrics, "accuracy": accuracy})
 
 
-def _repeated(steps: Sequence[Cost], rounds: int) -> Cost:
+def repeated(steps: Sequence[Cost], rounds: int) -> Cost:
     """The steps that were taken, the last one for all others."""
     total = Cost("")
     for name in COUNTED:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from letheon import cop
+from letheon.calibration import timed
 from letheon.cop import Batch
 from letheon.journal import KEPT
 from letheon.methods.base import Method, fedavg
 from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
-from letheon.middleware import Cost, DryRun, Metered
+from letheon.middleware import DryRun, Metered
 from letheon.phase import Phase, State
-from letheon.plan import REPORT_BYTES, PhasePlan, Plan, StagePlan, summed
+from letheon.plan import REPORT_BYTES, PhasePlan, Plan, StagePlan, repeated, summed
 from letheon.runtimes.alone import threads
 from letheon.stream.experiment import Stream
 from letheon.stream.life import GLANCED, HOLDER
@@ -29,6 +29,8 @@ from letheon.text.language import LanguageModel, generated
 
 QUESTION_BYTES = 300
 """Allowance for all scores of one question in an examination's file."""
+MOMENT = 0.1
+"""Seconds for which each pass is timed, at least."""
 TIMED = 4
 """Texts, and tokens of an answer, with which the machine is timed."""
 
@@ -84,6 +86,7 @@ class _Pricing:
         self._state = State(params_of(self._module), buffers_of(self._module))
         self._speed = self._timed()
         self._asked = [dict(sets) for sets in self._task.asked()]
+        self._exams: dict[int, Asked] = {}
         self._glance = self._counted(
             [{FORGET: Questions({i: p for sets in self._asked for i, p in sets[FORGET].pairs.items()})}], tokens=0
         ).tokens + GLANCED * self._tokens_each
@@ -119,12 +122,12 @@ class _Pricing:
             for t in range(min(2, phase.rounds)):
                 state = phase.step(meter, state, t)
                 meter.observe(str(t), 1, state)
-            first, *later = meter.phases
-            rounds, samples, flops = (_all(first, later, name, phase.rounds) for name in ("rounds", "samples", "flops"))
-            seconds = self._speed.flop * flops + phase.rounds * self._speed.token * self._glance
+            cost = repeated(meter.phases, phase.rounds)
+            seconds = self._speed.flop * cost.flops + phase.rounds * self._speed.token * self._glance
             stops = isinstance(method, Descent) and (method.tuning.ceiling or method.tuning.spare is not None)
             # One holder in this process: no byte travels.
-            yield PhasePlan(phase.name, phase.rounds, int(rounds), samples, flops, 0, 0, seconds, is_exact=not stops)
+            counts = (phase.rounds, cost.rounds, cost.samples, cost.flops)
+            yield PhasePlan(phase.name, *counts, 0, 0, seconds, is_exact=not stops)
 
     def _sizes(self, method: Method | None, served: int) -> dict[str, int]:
         """Texts of each part when ``served`` requests are in force."""
@@ -144,7 +147,11 @@ class _Pricing:
         return PhasePlan("examine", 1, 0, float(found.texts), flops, 0, 0, seconds, is_exact=False)
 
     def _examined(self, served: int) -> Asked:
-        return self._counted([*self._asked[:served], dict(self._task.questions())], tokens=self._stream.tokens)
+        """After so many requests; every method is asked the same, so it is counted once."""
+        if served not in self._exams:
+            sets = [*self._asked[:served], dict(self._task.questions())]
+            self._exams[served] = self._counted(sets, tokens=self._stream.tokens)
+        return self._exams[served]
 
     def _counted(self, sets: Sequence[Mapping[str, Questions]], *, tokens: int) -> Asked:
         encoder = self._task.encoder
@@ -171,11 +178,11 @@ class _Pricing:
             self._module.zero_grad(set_to_none=True)
 
         with torch.no_grad():
-            reading = _seconds(lambda: self._module(ids)) / tokens
+            reading = timed(lambda: self._module(ids), MOMENT) / tokens
         prompt = ids[:1, : max(1, int((ids[0] >= 0).sum()) // 2)].tolist()
-        writing = _seconds(lambda: generated(self._module, prompt, new=TIMED, stop=None)) / TIMED
+        writing = timed(lambda: generated(self._module, prompt, new=TIMED, stop=None), MOMENT) / TIMED
         flops = 3.0 * self._task.flops / self._tokens_each * tokens
-        return Speed(_seconds(train) / flops, reading, writing)
+        return Speed(timed(train, MOMENT) / flops, reading, writing)
 
     def _disk(self, models: Mapping[str, int]) -> tuple[int, int]:
         """The folder's size at the end, and at most on the way. A method's last model lies there twice."""
@@ -211,16 +218,3 @@ class _Pricing:
 def summed_alike(phases: Sequence[PhasePlan]) -> PhasePlan:
     """The sum of one phase over several requests."""
     return replace(summed(phases), phase=phases[0].phase)
-
-
-def _all(first: Cost, later: Sequence[Cost], name: str, rounds: int) -> float:
-    """Over all rounds, of which every one but the first is like the second."""
-    return float(getattr(first, name) + (rounds - 1) * (getattr(later[0], name) if later else 0))
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    """Of the second call, the first warms up."""
-    act()
-    started = time.perf_counter()
-    act()
-    return time.perf_counter() - started

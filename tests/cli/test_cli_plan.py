@@ -66,7 +66,7 @@ def test_without_a_search_every_count_of_lethe_is_exact(tmp_path: Path, place: P
 def test_the_disk_of_the_plan_is_that_of_the_run_folder(
     place: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("letheon.calibration._timed", lambda act, budget: 0.001)
+    monkeypatch.setattr("letheon.calibration.timed", lambda act, budget: 0.001)
     found = plan(Experiment.load(place / "tiny.toml", ["seed=3"]))
     size = sum(path.stat().st_size for path in run_folder.rglob("*") if path.is_file())
     assert size / 1.3 < found.disk_bytes < size * 1.3
@@ -74,7 +74,7 @@ def test_the_disk_of_the_plan_is_that_of_the_run_folder(
 
 
 def test_more_workers_shorten_the_estimate_and_leave_the_price(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("letheon.calibration._timed", lambda act, budget: 1.0)
+    monkeypatch.setattr("letheon.calibration.timed", lambda act, budget: 1.0)
     experiment = Experiment.load(place / "tiny.toml")
     one, two = (plan(experiment, workers=workers) for workers in (1, 2))
     assert (one.workers, two.workers) == (1, 2)
@@ -107,7 +107,7 @@ def test_plan_as_json_and_as_a_table_tell_the_same_total(place: Path, command: C
 def test_every_method_can_be_priced_in_every_scope(
     method: str, scope: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("letheon.calibration._timed", lambda act, budget: 0.001)
+    monkeypatch.setattr("letheon.calibration.timed", lambda act, budget: 0.001)
     found = plan(Experiment.load(place / "tiny.toml", [f"method={method}", f"request.scope={scope}", "compare=[]"]))
     assert found.total.rounds > 0
     assert found.stages[-1].stage == f"{method}.continue"
