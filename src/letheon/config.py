@@ -102,7 +102,10 @@ class _Builder:
     resolve: Mapping[type, Resolver]
 
     def error(self, path: str, message: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {path}: {message}" if path else f"{self.where}: {message}")
+        outer, dot, table = path.rpartition(".")
+        names_it = bool(table) and message.startswith((f"{table}: ", f"{table}."))  # what a table says of itself
+        place = f"{outer}{dot}" if names_it or not path else f"{path}: "
+        return ConfigError(f"{self.where}: {place}{message}")
 
     def mismatch(self, hint: Any, value: Any, path: str) -> ConfigError:
         known = [choice for choice in schema.choices(hint) if isinstance(choice, str)]
@@ -203,7 +206,7 @@ class _Builder:
         try:
             return cls(**values)
         except (ValueError, LetheonError) as cause:
-            raise self.error(*_placed(path, str(cause))) from cause
+            raise self.error(path, str(cause)) from cause
 
     def with_preset(self, cls: Any, table: Mapping[str, Any], path: str) -> dict[str, Any]:
         """The table over the preset that it asks for."""
@@ -223,17 +226,6 @@ class _Builder:
         missing = [_join(path, key) for key in known if key in required and key not in table]
         if missing:
             raise self.error(", ".join(missing), "missing, and there is no default; add it")
-
-
-def _placed(path: str, message: str) -> tuple[str, str]:
-    """Where and what, if a message may begin with the name of the table that it is about."""
-    outer, dot, table = path.rpartition(".")
-    if table and message.startswith(f"{table}: "):
-        return path, message.removeprefix(f"{table}: ")
-    if table and message.startswith(f"{table}."):
-        key, _, rest = message.partition(": ")
-        return f"{outer}{dot}{key}", rest
-    return path, message
 
 
 def _join(path: str, key: object) -> str:
