@@ -101,11 +101,7 @@ def unlearn(
     model.config.use_cache = cached  # type: ignore[union-attr]
     if found.kept == 0:
         _narrow(model, coarse)
-        rise = found.epochs[1].retained - found.epochs[0].retained
-        raise MethodError(
-            f"nothing was unlearnt: the first epoch raised the loss on watched texts by {rise:.3g} nats a token, more "
-            f"than tuning.spare = {chosen.tuning.spare:g}; lower tuning.lr, or raise tuning.spare"
-        )
+        raise _refusal(found, chosen.tuning.spare)
     _restore(model, coarse, before)
     return found
 
@@ -179,6 +175,14 @@ def _restore(model: nn.Module, coarse: Mapping[str, torch.dtype], before: Params
             f"rounding to {next(iter(coarse.values()))} undid the whole update of {told} and the rest: nothing was "
             "unlearnt. Keep the model in float32, or raise tuning.lr."
         )
+
+
+def _refusal(found: Unlearnt, spare: float | None) -> MethodError:
+    rise = found.epochs[1].retained - found.epochs[0].retained
+    return MethodError(
+        f"nothing was unlearnt: the first epoch raised the loss on watched texts by {rise:.3g} nats a token, more "
+        f"than tuning.spare = {spare:g}; lower tuning.lr, or raise tuning.spare"
+    )
 
 
 def _narrow(model: nn.Module, coarse: Mapping[str, torch.dtype]) -> None:
