@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from letheon.runtimes.alone import threads
 from letheon.tasks.text import Questions
 from letheon.text import answers as module_under_test
 from letheon.text.answers import answers, read
-from letheon.text.encoding import Encoded
+from letheon.text.encoding import MASKED, Encoded
 from letheon.text.exam import examine
 from letheon.text.pairs import Pair
 from text_toys import TINY, Toys, pair
@@ -92,13 +93,40 @@ def test_answers_are_greedy_whoever_is_asked_beside(model: Any) -> None:
 
 
 def test_a_destroyed_model_has_no_numbers_but_a_reason(model: Any) -> None:
-    import copy
-
     broken = copy.deepcopy(model)
     broken.lm.model.norm.weight.data.fill_(float("nan"))
     (reading,) = read(broken, texts()[:1])
     assert isinstance(reading.loss, Undefined)
     assert reading.loss.status == "collapsed"
+
+
+def test_min_k_plus_plus_looks_at_each_token_beside_the_models_own_spread(model: Any) -> None:
+    texts = {"0": Pair("", "Ada lives in Bergen."), "1": Pair("", "Bo.")}
+    exam = examine(model, ENCODER, {"read": Questions(texts, reply="none")}, new=1, identity={"model": "x"})
+    for item, text in texts.items():
+        encoded = ENCODER.encode(text.question, text.answer)
+        logits = model(torch.tensor([encoded.ids]))[0, :-1].detach().double()
+        own = [at for at, label in enumerate(encoded.labels[1:]) if label != MASKED]
+        standard = []
+        for at in own:
+            logs = logits[at].log_softmax(0)
+            centre = (logs.exp() * logs).sum()
+            spread = (logs.exp() * (logs - centre) ** 2).sum().sqrt()
+            standard.append(float((logs[encoded.ids[at + 1]] - centre) / spread))
+        lowest = sorted(standard)[: max(1, int(len(standard) * 0.2 + 1e-9))]
+        found = exam.sets["read"]["mia_min_k_plus_plus"].values[item]
+        assert found == pytest.approx(-sum(lowest) / len(lowest), rel=1e-3)
+
+
+def test_a_destroyed_model_has_no_membership_scores(model: Any) -> None:
+    broken = copy.deepcopy(model)
+    broken.lm.model.norm.weight.data.fill_(float("nan"))
+    asked = {"read": Questions({"0": Pair("", "Ada lives in Bergen.")}, reply="none")}
+    row = examine(broken, ENCODER, asked, new=1, identity={"model": "x"}).sets["read"]
+    for name, scores in row.items():
+        if name.startswith("mia_"):
+            (value,) = scores.values.values()
+            assert isinstance(value, Undefined), name
 
 
 def test_questions_without_false_answers_have_no_truth_ratio(model: Any) -> None:

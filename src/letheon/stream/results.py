@@ -23,7 +23,7 @@ from letheon.tasks.text import FORGET
 from letheon.text.exam import Exam, Row, groups
 
 SCORES = ("rouge", "es", "es_openunlearning", "em", "probability", "degenerate")
-APART = ("rouge", "probability", "em", "mia_loss", "mia_zlib", "mia_min_k")
+APART = ("rouge", "probability", "em", "mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus")
 """Scores of what is reported beside the table."""
 CONTINUED = "continued"
 RATIOS = ("truth_ratio", "kr", "kr_signed")
@@ -41,9 +41,11 @@ TITLES: Mapping[str, str] = {
     "mia_loss": "LOSS",
     "mia_zlib": "zlib",
     "mia_min_k": "Min-K",
+    "mia_min_k_plus_plus": "Min-K++",
     "auc_loss": "AUC of LOSS",
     "auc_zlib": "AUC of zlib",
     "auc_min_k": "AUC of Min-K",
+    "auc_min_k_plus_plus": "AUC of Min-K++",
 }
 """What tables call them; all but those of membership inference in per cent.
 

@@ -30,12 +30,14 @@ class Reading:
         labels: ``(t,)`` the answer's tokens.
         likeliest: ``(t,)`` what the model would have said.
         end: whether the last token only ends the text.
+        around: ``(2, t)`` mean and standard deviation of log p over the vocabulary at each place, if asked for.
     """
 
     log_probs: NDArray[np.float64]
     labels: tuple[int, ...]
     likeliest: tuple[int, ...]
     end: bool
+    around: NDArray[np.float64] | None = None
 
     @property
     def loss(self) -> float | Undefined:
@@ -52,8 +54,10 @@ class Reading:
 
 
 @torch.no_grad()
-def read(module: LanguageModel, texts: Sequence[Encoded]) -> list[Reading]:
-    """How the model reads each text, in the order given."""
+def read(module: LanguageModel, texts: Sequence[Encoded], *, around: bool = False) -> list[Reading]:
+    """How the model reads each text, in the order given; ``around`` also keeps what Min-K%++ needs."""
+    from letheon.metrics.text.mia import moments
+
     module.eval()
     device = next(module.parameters()).device
     found: dict[int, Reading] = {}
@@ -71,6 +75,7 @@ def read(module: LanguageModel, texts: Sequence[Encoded]) -> list[Reading]:
                 tuple(labels[at][counted].tolist()),
                 tuple(likeliest[at][counted].tolist()),
                 texts[i].end,
+                moments(log_probs[at][counted].numpy()) if around else None,
             )
     return [found[i] for i in range(len(texts))]
 

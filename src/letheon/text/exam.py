@@ -29,7 +29,7 @@ Row = Mapping[str, Scores]
 """Scores of one set by name: ``probability``, ``rouge``, ``em``, ``es``, ``es_openunlearning``, ``degenerate``.
 
 And, where there are false answers, ``log_ratio``. Of texts that are only read: ``probability``, ``em`` and the scores
-of membership inference, ``mia_loss``, ``mia_zlib`` and ``mia_min_k``.
+of membership inference, ``mia_loss``, ``mia_zlib``, ``mia_min_k`` and ``mia_min_k_plus_plus``.
 """
 
 LOWEST = 0.2
@@ -53,17 +53,21 @@ def examine(
     module: LanguageModel, encoder: Encoder, sets: Mapping[str, Questions], *, new: int, identity: Mapping[str, str]
 ) -> Exam:
     """Ask everything. Generation is greedy and ``new`` tokens long at most."""
-    asked = {(name, item): pair for name, questions in sets.items() for item, pair in questions.pairs.items()}
+    asked = {
+        (name, item): pair
+        for name, questions in sets.items()
+        for item, pair in questions.pairs.items()
+        if questions.reply != "none"
+    }
     papers = _papers(module, encoder, asked)
-    written = {at: pair.question for at, pair in asked.items() if sets[at[0]].reply != "none"}
-    told = answers(module, encoder, written, new=new)
+    told = answers(module, encoder, {at: pair.question for at, pair in asked.items()}, new=new)
     rows = {}
     for name, questions in sets.items():
-        own = {item: papers[name, item] for item in questions.pairs}
         if questions.reply == "none":
-            rows[name] = _read(questions, own)
-        else:
-            rows[name] = _row(questions, own, {i: _counted(told[name, i], questions.reply) for i in questions.pairs})
+            rows[name] = _read(module, encoder, questions.pairs)
+            continue
+        own = {item: papers[name, item] for item in questions.pairs}
+        rows[name] = _row(questions, own, {i: _counted(told[name, i], questions.reply) for i in questions.pairs})
     return Exam(rows, dict(identity))
 
 
@@ -129,17 +133,20 @@ def _row(asked: Questions, papers: Mapping[str, Paper], told: Mapping[str, str])
     return row
 
 
-def _read(asked: Questions, papers: Mapping[str, Paper]) -> Row:
+def _read(module: LanguageModel, encoder: Encoder, texts: Mapping[str, Pair]) -> Row:
     """Texts as membership inference looks at them."""
-    own = {item: paper["answer"][0] for item, paper in papers.items()}
+    encoded = [encoder.encode(pair.question, pair.answer) for pair in texts.values()]
+    own = dict(zip(texts, read(module, encoded, around=True), strict=True))
     labels, likeliest = ({item: reading.words[side] for item, reading in own.items()} for side in (0, 1))
     log_probs = {item: reading.log_probs for item, reading in own.items()}
+    around = {item: reading.around for item, reading in own.items() if reading.around is not None}
     return {
         "probability": probabilities({item: reading.loss for item, reading in own.items()}),
         "em": exact_memorizations(labels, likeliest),
         "mia_loss": mia.loss_scores(log_probs),
-        "mia_zlib": mia.zlib_scores(log_probs, {item: pair.answer for item, pair in asked.pairs.items()}),
+        "mia_zlib": mia.zlib_scores(log_probs, {item: pair.answer for item, pair in texts.items()}),
         "mia_min_k": mia.min_k_scores(log_probs, LOWEST),
+        "mia_min_k_plus_plus": mia.min_k_plus_plus_scores(log_probs, around, LOWEST),
     }
 
 
