@@ -1,9 +1,10 @@
-"""Figures of streams over several seeds: utility against forgetting after each request, and by COP's rank cap.
+"""Figures of streams over several seeds: after each request, by COP's rank cap, and utility against forgetting.
 
     python experiments/stream_figures.py runs/tofu-0 runs/tofu-1 runs/tofu-2 --out docs/results/tofu
 
 Takes finished runs of one experiment that differ in the seed. Writes ``courses.svg``; where an objective was run with
-several rank caps ``ranks.svg`` instead; and ``rows.json``, the numbers behind them. Utility is that of the first set.
+several rank caps ``ranks.svg`` instead, with several learning rates ``fronts.svg``, and then prints how COP compares
+with the objective alone at equal forgetting; and ``rows.json``, the numbers behind them. Utility is of the first set.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ SHOWN = {"mu_first": "utility on retained texts (%)", "em": "EM on the texts to 
 KEPT = ("method", "seed", "run", "after", "requests", "n_forget", "mu_first", "mu", "em", "es", "rouge", "truth_ratio")
 COLOURS = (MAIN, *OTHERS)
 ALONE = 0
+FORGOTTEN = {"em": "EM", "es": "ES"}
 
 
 def courses(rows: Sequence[Row]) -> Figure:
@@ -92,6 +97,79 @@ def ranks(rows: Sequence[Row], caps: Mapping[str, tuple[str, int]]) -> Figure:
     return figure
 
 
+@dataclass(frozen=True)
+class Step:
+    """One objective at one learning rate, with COP or alone."""
+
+    base: str
+    held: bool
+    lr: float
+
+
+def fronts(rows: Sequence[Row], steps: Mapping[str, Step]) -> Figure:
+    """Utility against what is left of the forgotten texts, after the last request: a line over the learning rates."""
+    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    found = [row for row in rows if row["after"] == f"{max(row['requests'] for row in rows)}"]
+    bases = list(dict.fromkeys(step.base for step in steps.values()))
+    for axes, (metric, what) in zip(figure.subplots(1, len(FORGOTTEN)), FORGOTTEN.items(), strict=True):
+        for at, base in enumerate(bases):
+            for held in (True, False):
+                own = sorted((s.lr, label) for label, s in steps.items() if (s.base, s.held) == (base, held))
+                each = [[(r[metric], r["mu_first"]) for r in found if r["method"] == label] for _, label in own]
+                look = {"color": COLOURS[at], "marker": MARKERS[at], "linestyle": "-" if held else DASHES[1]}
+                look |= {"markerfacecolor": COLOURS[at] if held else "none", "markersize": 4.5}
+                axes.plot(*_means(each), **look, label=f"{base}+cop" if held else base)
+                points = zip(*chain.from_iterable(each), strict=True)
+                axes.plot(*points, ".", color=COLOURS[at], alpha=0.35, markersize=3)
+        for label, colour in (("origin", FAINT), ("retrain", INK)):
+            if ends := [(row[metric], row["mu_first"]) for row in found if row["method"] == label]:
+                axes.plot(*_means([ends]), "*", color=colour, label=label)
+        axes.set(xlabel=f"{what} on the texts to forget (%)", ylabel=SHOWN["mu_first"], xlim=(-2, 102), ylim=(-2, 102))
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=6)
+    return figure
+
+
+def _means(each: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+    middles = [[sum(values) / len(values) for values in zip(*points, strict=True)] for points in each]
+    return [x for x, _ in middles], [y for _, y in middles]
+
+
+def gains(rows: Sequence[Row], steps: Mapping[str, Step]) -> str:
+    """COP's utility less that of the objective alone where this forgets as much: Markdown, mean [min, max] over seeds.
+
+    The objective's utility is read off the straight lines between its learning rates, seed by seed; beyond the last of
+    them there is nothing to compare with.
+    """
+    last = f"{max(row['requests'] for row in rows)}"
+    at = {(row["method"], row["seed"]): row for row in rows if row["after"] == last}
+    seeds = sorted({seed for _, seed in at})
+    lines = ["| | lr | utility | EM | ES | gain at equal EM | gain at equal ES |", "|---|---|---|---|---|---|---|"]
+    for label, step in sorted(steps.items(), key=lambda item: (item[1].base, item[1].lr)):
+        if step.held:
+            own = [at[label, seed] for seed in seeds]
+            alone = [name for name, other in steps.items() if other.base == step.base and not other.held]
+            cells = [_told([row[score] for row in own]) for score in ("mu_first", "em", "es")]
+            for metric in FORGOTTEN:
+                others = [[at[name, seed] for name in alone] for seed in seeds]
+                curves = [sorted((row[metric], row["mu_first"]) for row in among) for among in others]
+                against = [_between(curve, row[metric]) for curve, row in zip(curves, own, strict=True)]
+                found = [row["mu_first"] - y for row, y in zip(own, against, strict=True) if y is not None]
+                cells.append(_told(found) + (f" ({len(found)} of {len(own)})" if len(found) < len(own) else ""))
+            lines.append(f"| {step.base}+cop | {step.lr:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _told(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.1f} [{min(values):.1f}, {max(values):.1f}]" if values else "–"
+
+
+def _between(curve: Sequence[tuple[float, float]], x: float) -> float | None:
+    for (left, low), (right, high) in pairwise(curve):
+        if left <= x <= right:
+            return low + (high - low) * (x - left) / (right - left) if right > left else (low + high) / 2
+    return None
+
+
 def _line(axes: Axes, places: Mapping[int, Sequence[float]], look: Mapping[str, Any]) -> None:
     """Means with the range between the runs behind them."""
     at = list(places)
@@ -107,8 +185,19 @@ def caps_of(stream: Stream) -> dict[str, tuple[str, int]]:
         for label, method in stream.methods.items()
         if isinstance(method, Descent)
     }
-    names = [name for name, cap in found.values() if cap != ALONE]
+    names = [name for name, cap in set(found.values()) if cap != ALONE]
     return {label: (name, cap) for label, (name, cap) in found.items() if names.count(name) > 1}
+
+
+def steps_of(stream: Stream) -> dict[str, Step]:
+    """By label, the objective and its learning rate; of those that were run with more than one."""
+    found = {
+        label: Step(method.name, method.cop is not None, method.tuning.lr)
+        for label, method in stream.methods.items()
+        if isinstance(method, Descent)
+    }
+    groups = [(step.base, step.held) for step in set(found.values())]
+    return {label: step for label, step in found.items() if groups.count((step.base, step.held)) > 1}
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -122,8 +211,13 @@ def main(given: Sequence[str] | None = None) -> None:
         stream = Stream.load(asked.runs[0] / "experiment.toml")
     except LetheonError as error:
         parser.error(str(error))
-    caps = caps_of(stream)
-    name, drawn = ("ranks", lambda: ranks(rows, caps)) if caps else ("courses", lambda: courses(rows))
+    caps, steps = caps_of(stream), steps_of(stream)
+    name, drawn = "courses", partial(courses, rows)
+    if steps:
+        name, drawn = "fronts", partial(fronts, rows, steps)
+        print(gains(rows, steps))
+    elif caps:
+        name, drawn = "ranks", partial(ranks, rows, caps)
     asked.out.mkdir(parents=True, exist_ok=True)
     picture = svg(name, drawn, f"{stream.title}: {' and '.join(SHOWN.values())}").replace("currentColor", INK)
     write(asked.out / f"{name}.svg", picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).encode())
