@@ -17,7 +17,7 @@ help:
 	@echo 'make demo-llm the same on a small language model: five requests, with and without COP (minutes)'
 	@echo 'make test    run every test'
 	@echo 'make test-flower the tests over Flower, in an environment of its own'
-	@echo 'make test-deployment federations of real processes on this machine; most of an hour'
+	@echo 'make test-deployment federations of real processes on this machine; half an hour'
 	@echo 'make lint    ruff over the whole tree'
 	@echo 'make types   mypy --strict over src'
 	@echo 'make bench   what one round of federated averaging costs on this machine'
@@ -38,7 +38,7 @@ test-flower:
 	@$(MAKE) --no-print-directory test VENV=.venv-flower CONSTRAINTS=constraints-flower.txt EXTRAS=dev,flower \
 	    ARGS='$(ON_FLOWER) $(ARGS)'
 
-# Real processes and Flower's fixed polls: most of an hour on two idle cores. Not part of the gate.
+# Real processes and Flower's fixed polls: half an hour on two idle cores. The gate runs the parity test of these.
 test-deployment:
 	@$(MAKE) --no-print-directory test VENV=.venv-flower CONSTRAINTS=constraints-flower.txt EXTRAS=dev,flower \
 	    ARGS='tests/deployment $(ARGS)'

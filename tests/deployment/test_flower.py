@@ -29,19 +29,17 @@ from letheon.runtimes.terms import Deployment, Terms
 
 pytestmark = pytest.mark.timeout(1200)
 
-EXPERIMENT = Experiment.load(Path(__file__).parents[2] / "experiments/flower_local.toml")
-SMALL = Experiment.load(
-    Path(__file__).parents[2] / "experiments/flower_local.toml",
-    [
-        "task=digits",
-        "request.min_forget=20",
-        "request.trigger.size=2",
-        "request.trigger.margin=0",
-        "train_rounds=1",
-        "compare=[]",
-        "local.epochs=1",
-    ],
-)
+FILE = Path(__file__).parents[2] / "experiments/flower_local.toml"
+EXPERIMENT = Experiment.load(FILE)
+
+
+def small(*settings: str) -> Experiment:
+    """On digits, one round of each."""
+    request = ("request.min_forget=20", "request.trigger.size=2", "request.trigger.margin=0")
+    return Experiment.load(FILE, ["task=digits", *request, "train_rounds=1", "compare=[]", "local.epochs=1", *settings])
+
+
+SMALL = small()
 
 
 def findings(run: Run) -> dict[str, Any]:
@@ -106,12 +104,12 @@ def test_lethe_and_fedosd_give_the_same_bits_on_authenticated_machines_and_a_str
 class Killing(pipeline.Silent):
     """Kills when a round is done, in the middle of what comes next."""
 
-    def __init__(self, at: tuple[str, str], kill: Callable[[], None]) -> None:
-        self._at, self._kill = at, kill
+    def __init__(self, at: tuple[str, str], kill: Callable[[], None], *, after: int = 0) -> None:
+        self._at, self._kill, self._after = at, kill, after
         self.done = False
 
     def point_reached(self, stage: str, point: Any) -> None:
-        if (stage, point.phase) == self._at and not self.done:
+        if (stage, point.phase) == self._at and point.round >= self._after and not self.done:
             self.done = True
             self._kill()
 
@@ -180,17 +178,34 @@ def test_a_superlink_that_is_restarted_ends_the_run_and_the_command_given_again_
 
 
 FAULTY = """\
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from letheon.federation.experiment import _site, server
 from letheon.runtimes.flower import client_app
 
-CHANGES = {
-    SHAPES: lambda tensors: {name: torch.zeros(3) for name in tensors},
-    HUGE: lambda tensors: tensors | {"huge": torch.ones(2**24)},
-}
+DONE = Path(FOLDER)
+
+
+def raising(tensors):
+    raise OSError("the disk is full")
+
+
+def late(tensors):
+    time.sleep(LATE_S)
+    return tensors
+
+
+FAULTS = [
+    lambda tensors: {name: torch.zeros(3) for name in tensors},
+    lambda tensors: tensors | {"huge": torch.ones(2**24)},
+    lambda tensors: {name: tensor * float("nan") for name, tensor in tensors.items()},
+    raising,
+    late,
+]
 
 
 class Faulty:
@@ -199,9 +214,12 @@ class Faulty:
 
     def answer(self, order):
         replies = self.inner.answer(order)
-        if order.admitted or self.name not in CHANGES:  # while the model is trained, and not later
+        works = {(work.kind, work.part) for work in order.works.values()}
+        if self.name != FAULTY_NODE or order.life != "lethe" or works != {("train", "retain")}:
             return replies
-        return [replace(reply, tensors=CHANGES[self.name](reply.tensors)) for reply in replies]
+        at = len(list(DONE.iterdir()))  # every message starts a process anew
+        (DONE / str(at)).touch()
+        return [replace(r, tensors=FAULTS[at](r.tensors)) for r in replies] if at < len(FAULTS) else replies
 
 
 client = client_app(lambda context: Faulty(_site(context)))
@@ -210,19 +228,35 @@ __all__ = ["client", "server"]
 """
 
 
-def test_wrong_shapes_and_a_huge_reply_are_errors_of_their_nodes_and_the_round_goes_on(tmp_path: Path) -> None:
-    experiment = replace(SMALL, flower=Deployment(Terms(deadline_s=240, gather_s=240)))
+def test_whatever_befalls_a_retain_node_while_the_model_is_restored_costs_its_own_reply_and_no_more(
+    tmp_path: Path,
+) -> None:
+    """Wrong shapes, a huge reply, NaN, an exception, a reply after the deadline; then its SuperNode is killed."""
+    deadline_s = 90.0
+    deployment = Deployment(Terms(deadline_s=deadline_s, gather_s=240))
+    experiment = replace(small("method.restore_rounds=7", "method.search=false"), flower=deployment)
     forgetting = str(experiment.populate().request.client)
     app, names, follow = local.prepared(experiment, tmp_path / "run")
-    shapes, huge = [name for name in names if name != forgetting]
-    (app / "experiment/apps.py").write_text(FAULTY.replace("SHAPES", repr(shapes)).replace("HUGE", repr(huge)))
+    faulty = next(name for name in names if name != forgetting)
+    (tmp_path / "done").mkdir()
+    text = FAULTY
+    for word, value in {"FOLDER": f"{tmp_path}/done", "FAULTY_NODE": faulty, "LATE_S": deadline_s + 30}.items():
+        text = text.replace(word, repr(value))
+    (app / "experiment/apps.py").write_text(text)
     with links.linked(tmp_path / "run/flower") as link:
-        links.start_nodes(link, names, security="open")
+        nodes = links.start_nodes(link, names, security="open")
+        crash = Killing(("lethe.unlearn", "restore"), lambda: os.kill(nodes[faulty], signal.SIGKILL), after=6)
         with link.run(app) as lines:
-            follow(pipeline.Silent(), lines)
+            follow(crash, lines)
     run = pipeline.load(tmp_path / "run")
-    reasons = {event["client"]: event["reason"] for event in run.origin.events}
-    assert set(reasons) == {shapes, huge}
-    assert "its reply does not match what was sent" in reasons[shapes]
-    assert "are expected at most; it was not read" in reasons[huge]
-    assert run.unlearned["lethe"].events == []
+    events = run.unlearned["lethe"].events
+    assert {(event["client"], event["phase"]) for event in events} == {(faulty, "restore")}
+    reasons = {event["round"]: event["reason"] for event in events}
+    assert sorted(reasons) == [1, 2, 3, 4, 5, 7]
+    assert "its reply does not match what was sent" in reasons[1]
+    assert "are expected at most; it was not read" in reasons[2]
+    assert "not finite" in reasons[3]
+    assert "the disk is full" in reasons[4]
+    assert "no reply within" in reasons[5]
+    assert run.unlearned["lethe"].points[-1].round == 7
+    assert run.origin.events == []
