@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from letheon.text.language import loaded, read_model, save_model
 from letheon.text.pairs import Pair, read_pairs
 from letheon.unlearning import Unlearnt, digest, parsed
 from letheon.unlearning import unlearn as unlearn_in_memory
+
+log = logging.getLogger(__name__)
 
 RECORD = "letheon.json"
 BASES = "letheon-cop.safetensors"
@@ -125,7 +128,14 @@ def _served(model: str) -> list[dict[str, Any]]:
 def _memory(folder: Path, model: nn.Module, method: Method) -> dict[str, Tensor]:
     """What COP settled before, for the method at hand; refused if it is of another model."""
     path = folder / BASES
-    if not isinstance(method, Descent) or method.cop is None or not path.is_file():
+    if not isinstance(method, Descent) or not path.is_file():
+        return {}
+    if method.cop is None:
+        log.warning(
+            "%s: COP settled earlier requests, and %s alone does not leave them as they are, nor for later ones; use "
+            "%s+cop to hold them",
+            *(folder, method.name, method.name),
+        )
         return {}
     bases, _ = cop.load(path, model=digest(model))
     return method.remembered(cop.to_params(bases))
