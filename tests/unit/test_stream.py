@@ -132,6 +132,20 @@ def test_the_artefacts_say_what_was_measured_and_hold_no_text(done: StreamRun, f
         assert "Kit" not in (folder / name).read_text()  # the name of a person to be forgotten
 
 
+def test_what_cop_leaves_to_later_requests_is_reported(done: StreamRun, folder: Path) -> None:
+    rows = {(r["method"], r["after"]): r for r in json.loads((folder / "results.json").read_text())["rows"]}
+    method = GA(cop=Cop())
+    for k, outcome in enumerate(done.served["ga+cop"].outcomes, 1):
+        left = [1 - b.rank / len(b.vectors) for b in method.bases(outcome.state).values()]
+        assert rows["ga+cop", str(k)]["free"] == pytest.approx(100 * min(left))
+        assert 0 < rows["ga+cop", str(k)]["held"] < 99  # four directions a request hold less than they should
+    assert rows["ga+cop", "2"]["free"] < rows["ga+cop", "1"]["free"] < 100
+    assert "free" not in rows["ga", "2"]
+    page = (folder / "report.html").read_text()
+    assert "dimensions left %" in page
+    assert f">{rows['ga+cop', '2']['free']:.1f}</td>" in page
+
+
 def test_streams_are_compared_over_seeds(
     done: StreamRun, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

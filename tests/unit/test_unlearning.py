@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import letheon
+from letheon import cop
 from letheon.cli import main
 from letheon.client import Client, load
 from letheon.errors import ConfigError, JournalError, MethodError, RequestError, RoundError
@@ -215,6 +216,11 @@ def arguments(folder: Path, tmp_path: Path, out: str, pairs: list[Pair], *more: 
     return [*words, "--out", str(tmp_path / out), "--method", "ga+cop", *tuning, *more]
 
 
+def bases(folder: Path) -> list[cop.Basis]:
+    found, _ = cop.load(folder / folders.BASES, model=digest(read_model(str(folder))))
+    return list(found.values())
+
+
 def test_a_folder_serves_one_request_after_another(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,9 +232,11 @@ def test_a_folder_serves_one_request_after_another(
     assert told["before"] == []
     with pytest.raises(SystemExit):
         main(arguments(tmp_path / "one", tmp_path, "two", OTHER))
-    assert "forget" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "forget" in shown
     record = json.loads((tmp_path / "two" / folders.RECORD).read_text())
     assert [row["request"] for row in record["before"]] == [told["request"]]
+    assert f"COP: {100 * record['dimensions_left']:.1f} % of the dimensions are left" in " ".join(shown.split())
     models = [LanguageModel(read_model(str(tmp_path / name))) for name in ("one", "two")]
     settled = [mean_loss(model, TASK.encoder.data(FORGET)) for model in models]
     assert settled[0] == pytest.approx(settled[1], abs=0.02)
@@ -241,12 +249,18 @@ def test_a_folder_whose_settled_requests_a_method_does_not_hold_says_so(
 ) -> None:
     asked = folders.Asked(str(folder), written(tmp_path / "f.jsonl", FORGET))
     settings = ["tuning.lr=0.002", "tuning.epochs=1"]
-    folders.unlearn(asked, tmp_path / "one", method="ga+cop", settings=settings)
+    first = folders.unlearn(asked, tmp_path / "one", method="ga+cop", settings=settings)
     next_one = folders.Asked(str(tmp_path / "one"), written(tmp_path / "g.jsonl", OTHER))
     caplog.clear()
-    folders.unlearn(next_one, tmp_path / "two", method="npo+cop", settings=settings)
+    second = folders.unlearn(next_one, tmp_path / "two", method="npo+cop", settings=settings)
     assert "COP settled earlier requests" not in caplog.text
-    folders.unlearn(next_one, tmp_path / "three", method="npo", settings=settings)
+    for record, name in ((first, "one"), (second, "two")):
+        held = bases(tmp_path / name)
+        assert record["dimensions_left"] == pytest.approx(min(1 - b.rank / len(b.vectors) for b in held))
+        assert record["energy_held"] == pytest.approx(min(b.held for b in held))
+    assert second["dimensions_left"] < first["dimensions_left"]
+    third = folders.unlearn(next_one, tmp_path / "three", method="npo", settings=settings)
+    assert third["dimensions_left"] is None
     assert "COP settled earlier requests, and npo alone does not leave them as they are" in caplog.text
     assert "use npo+cop to hold them" in caplog.text
 

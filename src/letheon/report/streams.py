@@ -120,13 +120,14 @@ def _reference(found: Row) -> str:
     return f"{text}; resurfacing rate {rate}"
 
 
-def _cost(row: Row) -> tuple[str, str, str, str, str]:
+def _cost(row: Row) -> tuple[str, ...]:
     return (
         row["method"],
         f"request {row['after']}",
         amount(row["seconds"]),
         amount(row["flops"] / 1e9),
         amount(row["memory_bytes"] / 1e6),
+        *(spread(row.get(name), None, None, 1) for name in ("free", "held")),
     )
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from letheon import cop
 from letheon.errors import DataError
+from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text.forget_quality import forget_quality
@@ -18,7 +20,7 @@ from letheon.metrics.text.scores import Scores
 from letheon.metrics.text.truth_ratio import truth_ratios
 from letheon.metrics.text.utility import model_utility
 from letheon.results import stored, total
-from letheon.stream.life import Served, StreamRun
+from letheon.stream.life import StreamRun
 from letheon.tasks.text import FORGET
 from letheon.text.exam import Exam, Row, groups
 
@@ -97,7 +99,7 @@ class StreamResults:
             row = self._row(label, exam, k, after)
             served = self.run.served.get(label)
             if served and after != CONTINUED:
-                row |= self._cost(served, k - (self.count - len(served.exams)))
+                row |= self._cost(label, k - (self.count - len(served.exams)))
             found.append(row)
         return found
 
@@ -154,10 +156,13 @@ class StreamResults:
             row |= measured.fields(metric) | {"n_forget": measured.n}
         return row
 
-    def _cost(self, served: Served, k: int) -> dict[str, Any]:
-        outcome = served.outcomes[k - 1]
-        cost = total(outcome.costs)
-        return {
+    def _cost(self, label: str, k: int) -> dict[str, Any]:
+        outcome, method = self.run.served[label].outcomes[k - 1], self.run.stream.methods[label]
+        cost, kept = total(outcome.costs), dict[str, float]()
+        if isinstance(method, Descent) and method.cop:
+            bases = method.bases(outcome.state)
+            kept = {"free": 100.0 * cop.least_free(bases), "held": 100.0 * cop.least_held(bases)}
+        return kept | {
             "seconds": cost.seconds,
             "flops": cost.flops,
             "memory_bytes": stored(outcome),

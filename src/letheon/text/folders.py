@@ -84,6 +84,7 @@ def unlearn(
         )
     save_model(out, model.cpu(), tokenizer)
     record = _record(model, chosen, found, forget, retain) | {"seed": seed, "before": [*served]}
+    record |= _room(chosen, found.memory)
     if found.memory:
         _keep(out / BASES, chosen, found.memory, model, [*(r["request"] for r in served), record["request"]])
     write_sealed(out / RECORD, record)
@@ -107,6 +108,14 @@ def _record(
         "epochs": [asdict(look) for look in found.epochs],
         "kept": found.kept,
     }
+
+
+def _room(method: Method, memory: Mapping[str, Tensor]) -> dict[str, float | None]:
+    """What COP leaves to later requests, and how much it holds of this one, as shares; None without it."""
+    if not isinstance(method, Descent) or not memory:
+        return {"dimensions_left": None, "energy_held": None}
+    bases = method.bases(State({}, memory=dict(memory)))
+    return {"dimensions_left": cop.least_free(bases), "energy_held": cop.least_held(bases)}
 
 
 def request_id(pairs: Sequence[Pair]) -> str:
