@@ -30,6 +30,13 @@ def test_all_scores_come_with_n_interval_and_definition(model: Path, tmp_path: P
     assert rows["forget", "em"]["n"] == 2
     assert rows["forget", "em"]["definition"].startswith("exact_memorization/")
     assert rows["all", "model_utility"]["value"] is not None
+    forms = {score: row["definition"].partition(":")[2] for (name, score), row in rows.items() if name == "forget"}
+    assert forms["truth_ratio"] == "geometric,paraphrase,closer"
+    assert forms["truth_ratio_arithmetic"] == "arithmetic,paraphrase,closer"
+    assert forms["truth_ratio_share"] == "geometric,paraphrase,share"
+    assert forms["kr_original"] == "geometric,answer"
+    assert forms["above_one"] == "geometric,paraphrase,above_one"
+    assert not {"kr", "kr_original", "above_one", "log_ratio_original"} & {s for name, s in rows if name == "retain"}
     assert rows["forget", "ks_distance"]["value"] == 0.0  # the reference is the same model
     assert rows["forget", "log10_forget_quality"]["value"] == 0.0
     code, said, err = command("evaluate", "--model", model, *SMALL)

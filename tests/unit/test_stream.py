@@ -27,7 +27,7 @@ from letheon.stream.life import EXAM, StreamRun, run
 from letheon.stream.results import StreamResults
 from letheon.tasks.vision import Digits
 from letheon.text.descent import Recipe
-from letheon.text.exam import read_exam
+from letheon.text.exam import Exam, read_exam
 from letheon.text.language import loaded, read_model
 from letheon.training import Local
 from text_toys import Toys
@@ -130,6 +130,24 @@ def test_the_artefacts_say_what_was_measured_and_hold_no_text(done: StreamRun, f
     assert len(table) == len(rows) + 1
     for name in ("report.html", "results.json", "table.csv", "experiment.json"):
         assert "Kit" not in (folder / name).read_text()  # the name of a person to be forgotten
+
+
+def test_all_forms_of_truth_ratio_and_retention_are_told(done: StreamRun) -> None:
+    found = StreamResults(done).content()["methods"]["ga"]
+    made = {"truth_ratio", "truth_ratio_arithmetic", "truth_ratio_share", "kr", "kr_signed", "kr_original", "above_one"}
+    for kind in ("matrix", "relapse", "after_training"):
+        assert made <= found[kind].keys()
+    cells = {name: found["matrix"][name][1][0]["value"] for name in made}
+    assert len({round(value, 6) for value in cells.values()}) >= 6  # different numbers by different names
+    older = replace(done, served={label: replace(served, exams=tuple(map(_without_forms, served.exams)))
+                                  for label, served in done.served.items()})  # fmt: skip
+    assert set(StreamResults(older).metrics) & made == made - {"truth_ratio_arithmetic", "kr_original"}
+
+
+def _without_forms(exam: Exam) -> Exam:
+    """As it was written before these were examined."""
+    later = ("log_ratio_arithmetic", "log_ratio_original")
+    return replace(exam, sets={n: {s: v for s, v in row.items() if s not in later} for n, row in exam.sets.items()})
 
 
 def test_what_cop_leaves_to_later_requests_is_reported(done: StreamRun, folder: Path) -> None:

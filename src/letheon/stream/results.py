@@ -8,16 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from letheon import cop
-from letheon.errors import DataError
 from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text.forget_quality import forget_quality
 from letheon.metrics.text.mia import membership
+from letheon.metrics.text.of_ratios import RATIOS, known, of_ratios
 from letheon.metrics.text.relapse import Matrix, together
-from letheon.metrics.text.retention import item_retention, resurfacing, signed_retention
+from letheon.metrics.text.retention import item_retention, resurfacing
 from letheon.metrics.text.scores import Scores
-from letheon.metrics.text.truth_ratio import truth_ratios
+from letheon.metrics.text.truth_ratio import Form
 from letheon.metrics.text.utility import model_utility
 from letheon.results import stored, total
 from letheon.stream.life import StreamRun
@@ -28,8 +28,6 @@ SCORES = ("rouge", "es", "es_openunlearning", "em", "probability", "degenerate")
 APART = ("rouge", "probability", "em", "mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus")
 """Scores of what is reported beside the table."""
 CONTINUED = "continued"
-RATIOS = ("truth_ratio", "kr", "kr_signed")
-"""Those that need false answers."""
 TITLES: Mapping[str, str] = {
     "rouge": "FR",
     "es": "ES",
@@ -38,8 +36,12 @@ TITLES: Mapping[str, str] = {
     "probability": "P",
     "degenerate": "degenerate",
     "truth_ratio": "TR",
+    "truth_ratio_arithmetic": "TR arithmetic",
+    "truth_ratio_share": "TR P/(P+P̄)",
     "kr": "KR",
     "kr_signed": "KR signed",
+    "kr_original": "KR original",
+    "above_one": "R above 1",
     "mia_loss": "LOSS",
     "mia_zlib": "zlib",
     "mia_min_k": "Min-K",
@@ -74,7 +76,8 @@ class StreamResults:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the scores that there are on texts to forget."""
-        return SCORES + (RATIOS if "log_ratio" in self.run.origin_exam.sets[f"{FORGET}1"] else ())
+        made = [set(known(exam.sets[f"{FORGET}1"])) for _, exam, _, _ in self.models()]
+        return SCORES + tuple(name for name in RATIOS if all(name in names for names in made))
 
     def utility(self, exam: Exam, only: str | None = None) -> Measurement:
         """Model utility: the harmonic mean over the scores of the task's sets, or of one of them, in per cent."""
@@ -227,20 +230,9 @@ class StreamResults:
         return {"rows": self.rows(), "apart": self.apart(), "methods": methods, "versions": versions}
 
 
-def scored(row: Row, metric: str, form: str = "closer") -> Scores:
-    """One of the scores of a set, also those that are made of others.
-
-    Raises:
-        DataError: the set has no false answers, and the score needs them.
-    """
-    if metric in row:
-        return row[metric]
-    if "log_ratio" not in row:
-        raise DataError(f"{metric}: needs false answers, and these questions have none")
-    ratios = row["log_ratio"]
-    if metric == "truth_ratio":
-        return truth_ratios(ratios, "true" if form == "true" else "closer")
-    return item_retention(ratios) if metric == "kr" else signed_retention(ratios)
+def scored(row: Row, metric: str, form: Form = "closer") -> Scores:
+    """One of the scores of a set, also those that are made of others."""
+    return row[metric] if metric in row else of_ratios(row, metric, form)
 
 
 def _told(name: str, group: str, score: str, measured: Measurement) -> dict[str, Any]:

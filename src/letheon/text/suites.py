@@ -13,9 +13,8 @@ from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text import openunlearning as field
 from letheon.metrics.text.forget_quality import forget_quality
 from letheon.metrics.text.mia import membership
-from letheon.metrics.text.retention import item_retention, signed_retention
+from letheon.metrics.text.of_ratios import ABOUT_TRUTH, known, of_ratios
 from letheon.metrics.text.scores import Scores
-from letheon.metrics.text.truth_ratio import truth_ratios
 from letheon.metrics.text.utility import TOFU, model_utility
 from letheon.runtimes.alone import threads as using
 from letheon.tasks.base import params_of
@@ -156,12 +155,10 @@ def scores(exam: Exam) -> dict[str, dict[str, Scores]]:
     """All scores by set: as examined, and what is made of truth ratios."""
     found = {name: dict(row) for name, row in exam.sets.items()}
     for name, row in found.items():
-        ratios = row.pop("log_ratio", None)
-        if ratios is None:
-            continue
-        row["truth_ratio"] = truth_ratios(ratios, "closer" if name == FORGET else "true")
-        if name == FORGET:
-            row |= {"kr": item_retention(ratios), "kr_signed": signed_retention(ratios)}
+        names = [made for made in known(row) if name == FORGET or made in ABOUT_TRUTH]
+        row |= {made: of_ratios(row, made, "closer" if name == FORGET else "true") for made in names}
+        for source in [score for score in row if score.startswith("log_ratio")]:
+            del row[source]
     return found
 
 
