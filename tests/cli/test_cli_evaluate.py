@@ -26,7 +26,11 @@ def test_all_scores_come_with_n_interval_and_definition(model: Path, tmp_path: P
     assert code == 0, err
     told = json.loads(said)
     rows = {(row["set"], row["score"]): row for row in told["scores"]}
-    assert {name for name, _ in rows} == {"forget", "retain", "real_authors", "world_facts", "all"}
+    asked, texts = {"forget", "retain", "real_authors", "world_facts"}, {"forget_mia", "holdout_mia"}
+    assert {name for name, _ in rows} == {*asked, *texts, "membership", "all"}
+    attacks = {f"auc_{score}" for score in ("loss", "zlib", "min_k", "min_k_plus_plus", "reference")}
+    assert {score for name, score in rows if name == "membership"} == attacks
+    assert rows["membership", "auc_reference"]["value"] == 0.5  # the reference is the same model
     assert rows["forget", "em"]["n"] == 2
     assert rows["forget", "em"]["definition"].startswith("exact_memorization/")
     assert rows["all", "model_utility"]["value"] is not None
@@ -42,6 +46,33 @@ def test_all_scores_come_with_n_interval_and_definition(model: Path, tmp_path: P
     code, said, err = command("evaluate", "--model", model, *SMALL)
     assert code == 0, err
     assert "model_utility" in said
+
+
+def test_people_are_asked_about_in_all_ways_and_held_against_a_reference(model: Path, command: Command) -> None:
+    words = ("--suite", "rwku", "--forget", "1", *SMALL[2:])
+    code, said, err = command("evaluate", "--model", model, "--reference", model, *words, "--json")
+    assert code == 0, err
+    rows = {(row["set"], row["score"]): row for row in json.loads(said)["scores"]}
+    asked = {"forget", "adversarial", "neighbours", "retained", "world_facts", "forget_mia", "retain_mia"}
+    assert asked | {"membership", "all"} <= {name for name, _ in rows}
+    assert rows["membership", "auc_reference"]["value"] == 0.5
+    assert ("forget", "ks_distance") not in rows  # people have no false answers
+
+
+def test_a_copy_of_tofu_without_held_out_rows_has_no_membership(
+    model: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tofu").mkdir()
+    for file in (model.parent / "tofu").glob("*.json"):
+        if not file.name.startswith("holdout"):
+            (tmp_path / "tofu" / file.name).symlink_to(file)
+    monkeypatch.setenv("LETHEON_DATA", str(tmp_path))
+    code, said, err = command("evaluate", "--model", model, *SMALL, "--json")
+    assert code == 0, err
+    assert "has no holdout01.json, so there is no membership inference" in err
+    assert {row["set"] for row in json.loads(said)["scores"]} == {
+        "forget", "retain", "real_authors", "world_facts", "all"
+    }  # fmt: skip
 
 
 def test_what_was_examined_is_reused_only_for_the_same_model_and_questions(

@@ -129,7 +129,7 @@ def apart(rows: Sequence[Row]) -> list[list[str]]:
             name,
             group or "all",
             f"{WORDS.get(score, TITLES[score])}{' %' if score in SHOWN else ''}",
-            *(line[at] for at in models),
+            *(line.get(at, "–") for at in models),
         ]
         for (name, group, score), line in found.items()
     ]

@@ -12,7 +12,7 @@ from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text.forget_quality import forget_quality
-from letheon.metrics.text.mia import membership
+from letheon.metrics.text.mia import membership, reference_scores
 from letheon.metrics.text.of_ratios import RATIOS, known, of_ratios
 from letheon.metrics.text.relapse import Matrix, together
 from letheon.metrics.text.retention import item_retention, resurfacing
@@ -50,6 +50,7 @@ TITLES: Mapping[str, str] = {
     "auc_zlib": "AUC of zlib",
     "auc_min_k": "AUC of Min-K",
     "auc_min_k_plus_plus": "AUC of Min-K++",
+    "auc_reference": "AUC of LOSS less Retrain's",
 }
 """What tables call them; all but those of membership inference in per cent.
 
@@ -137,10 +138,17 @@ class StreamResults:
 
     def _membership(self, exam: Exam, k: int, forget: str, unseen: str) -> Iterator[dict[str, Any]]:
         """AUC of every score: 0.5, and texts to forget look like texts never seen; 1, like training data."""
-        for score in exam.sets[f"{forget}1"]:
+        for score in sorted(exam.sets[f"{forget}1"]):
             if score.startswith("mia_"):
                 ours, theirs = (self._together(exam, name, score, k) for name in (forget, unseen))
                 yield _told("membership", "", f"auc_{score.removeprefix('mia_')}", membership(ours, theirs).auc)
+        reference = self.run.served[self.retrain].exams[-1] if self.retrain else exam
+        if reference is not exam:
+            sides = [
+                reference_scores(*(self._together(found, name, "mia_loss", k) for found in (exam, reference)))
+                for name in (forget, unseen)
+            ]
+            yield _told("membership", "", "auc_reference", membership(*sides).auc)
 
     def _row(self, label: str, exam: Exam, k: int, after: str) -> dict[str, Any]:
         row: dict[str, Any] = {
