@@ -164,6 +164,19 @@ def test_what_cop_leaves_to_later_requests_is_reported(done: StreamRun, folder: 
     assert f">{rows['ga+cop', '2']['free']:.1f}</td>" in page
 
 
+def test_a_model_that_writes_nothing_or_loops_is_called_broken(done: StreamRun) -> None:
+    results = StreamResults(done)
+    content = results.content()
+    fine = [row | {"degenerate": 10.0} for row in content["rows"]]
+    assert stream_table.broken(fine) == ""
+    assert "roken" not in streams.html(results, content | {"rows": fine})
+    rows = [row | {"degenerate": 50.0 if row["method"] == "ga" and row["after"] != "1" else None} for row in fine]
+    assert "more than 10 % of what they write" in stream_table.broken(rows)
+    assert stream_table.broken([*rows, *rows]).endswith("over and over: ga after 2, continued.")
+    assert stream_table.broken(rows) in streams.html(results, content | {"rows": rows})
+    assert stream_table.broken(rows) in stream_table.as_markdown(rows)
+
+
 def test_streams_are_compared_over_seeds(
     done: StreamRun, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def html(results: StreamResults, content: Mapping[str, Any]) -> str:
         table=stream_table.lines(rows),
         apart=stream_table.apart(content["apart"]) if content["apart"] else [],
         heads=stream_table.heads(rows),
+        broken=stream_table.broken(rows),
         figures=[
             (_figure(results, rows, "mu", "MU: model utility (%)"), UTILITY),
             (_figure(results, rows, "mu_first", f"MU of {rows[0]['first_set']} (%)"), "The same of this set alone."),
