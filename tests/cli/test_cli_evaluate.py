@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,26 @@ def test_people_are_asked_about_in_all_ways_and_held_against_a_reference(model: 
     assert asked | {"membership", "all"} <= {name for name, _ in rows}
     assert rows["membership", "auc_reference"]["value"] == 0.5
     assert ("forget", "ks_distance") not in rows  # people have no false answers
+
+
+def test_a_result_file_of_openunlearning_is_a_reference(model: Path, tmp_path: Path, command: Command) -> None:
+    rows = {str(i): {"avg_loss": 1.0} for i in range(3)}
+    false = {str(i): {"avg_loss": [101.0, 101.0]} for i in range(3)}  # R = exp(-100): far from any that is measured
+    path = tmp_path / "TOFU_EVAL.json"
+    told = {"forget_Q_A_PARA_Prob": rows, "forget_Q_A_PERT_Prob": false}
+    path.write_text(json.dumps({name: {"agg_value": 0.1, "value_by_index": items} for name, items in told.items()}))
+    code, said, err = command("evaluate", "--model", model, "--reference", path, *SMALL, "--json")
+    assert code == 0, err
+    found = {row["score"]: row["value"] for row in json.loads(said)["scores"]}
+    assert found["ks_distance"] == 1.0
+    assert found["log10_forget_quality"] == pytest.approx(math.log10(2 / math.comb(5, 2)))
+    assert "auc_reference" not in found
+    code, _, err = command("evaluate", "--model", model, "--reference", path, "--suite", "rwku", "--forget", "1")
+    assert code == 2
+    assert "of use for tofu only" in err
+    code, _, err = command("evaluate", "--model", model, "--reference", tmp_path / "none.json", *SMALL)
+    assert code == 2
+    assert "none.json" in err
 
 
 def test_a_copy_of_tofu_without_held_out_rows_has_no_membership(

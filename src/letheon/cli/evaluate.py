@@ -20,7 +20,9 @@ Part = Annotated[
 ]
 Reference = Annotated[
     str | None,
-    typer.Option("--reference", metavar="DIR", help="A model that never saw the texts: to compare with."),
+    typer.Option(
+        "--reference", metavar="DIR", help="A model that never saw the texts, or OpenUnlearning's TOFU_EVAL.json of it."
+    ),
 ]
 Compat = Annotated[
     str | None, typer.Option("--compat", metavar="openunlearning", help="Write --out in its layout and by its rules.")

@@ -141,11 +141,24 @@ def evaluate(
     device: str = "cpu",
     threads: int = 1,
 ) -> Evaluated:
-    """Examine the model in a folder, and the reference; what ``out`` holds of this very model is not made again."""
+    """Examine the model in a folder, and the reference; what ``out`` holds of this very model is not made again.
+
+    A reference that is a JSON file is one of OpenUnlearning's results: its truth ratios give forget quality.
+    """
+    told = _read_reference(suite, Path(reference)) if reference and reference.endswith(".json") else None
     with using(threads):
         ours = _examined(suite, model, device, out)
-        theirs = _examined(suite, reference, device, out and out.with_suffix(".reference.json")) if reference else None
-    return Evaluated(ours, theirs)
+        if reference and told is None:
+            told = _examined(suite, reference, device, out and out.with_suffix(".reference.json"))
+    return Evaluated(ours, told)
+
+
+def _read_reference(suite: Suite, path: Path) -> Exam:
+    if suite.name != "tofu":
+        raise ConfigError(f"--reference {path}: a result file is of use for tofu only; name a model's folder")
+    names = ("forget_Q_A_PARA_Prob", "forget_Q_A_PERT_Prob")
+    found = field.read(path, needs=dict.fromkeys(names))
+    return Exam({FORGET: {"log_ratio": field.log_ratios(*(found[name] for name in names))}}, {"file": path.name})
 
 
 def _examined(suite: Suite, model: str, device: str, out: Path | None) -> Exam:
@@ -208,7 +221,7 @@ def areas(names: tuple[str, str], told: Evaluated) -> Iterator[tuple[str, Measur
     ours, unseen = (told.exam.sets[name] for name in names)
     for score in sorted(score for score in ours if score.startswith("mia_")):  # whether examined now or read
         yield f"auc_{score.removeprefix('mia_')}", membership(ours[score], unseen[score]).auc
-    if told.reference:
+    if told.reference and names[0] in told.reference.sets:
         sides = [reference_scores(told.exam.sets[n]["mia_loss"], told.reference.sets[n]["mia_loss"]) for n in names]
         yield "auc_reference", membership(*sides).auc
 
