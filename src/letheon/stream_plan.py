@@ -110,7 +110,7 @@ class _Pricing:
             stages.append(StagePlan(f"{label}.unlearn", tuple(map(summed_alike, zip(*parts, strict=True)))))
             if stream.continue_rounds:
                 again = [Phase("continue", fedavg(stream.local), stream.continue_rounds)]
-                stages.append(StagePlan(f"{label}.continue", (*self._phases(again, method, count), self._exam(count))))
+                stages.append(StagePlan(f"{label}.continue", (*self._phases(again, None, count), self._exam(count))))
             models[label] = len(served) + bool(stream.continue_rounds)
         total = summed([phase for stage in stages for phase in stage.phases])
         kept, peak = self._disk(models)
@@ -131,14 +131,10 @@ class _Pricing:
 
     def _sizes(self, method: Method | None, served: int) -> dict[str, int]:
         """Texts of each part when ``served`` requests are in force."""
-        stream = self._stream
-        gone = [set(request.samples) for request in stream.requests]
-        in_force = gone if stream.later == "held-out" or isinstance(method, Retrain) else gone[:served]
-        away = set[int]().union(*in_force) if served else set[int]()
-        if served and not isinstance(method, Retrain):
-            away |= set(self._task.withheld())
-        total = len(self._texts)
-        return {"all": total, "forget": len(gone[served - 1]) if served else 0, "retain": total - len(away)}
+        admitted = self._stream.admitted(served, withheld=not isinstance(method, Retrain))
+        away = {i for request in admitted for i in request.samples}
+        forget = len(self._stream.requests[served - 1].samples) if served else 0
+        return {"all": len(self._texts), "forget": forget, "retain": len(self._texts) - len(away)}
 
     def _exam(self, served: int) -> PhasePlan:
         found = self._examined(served)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,32 +78,30 @@ def unlearn(
             method with its settings.
         template: how a pair becomes a text; None: the tokenizer's chat template if it has one, else ``plain``.
         max_length: tokens of a text.
-        memory: of the request before; COP only.
+        memory: of the request before, whichever objective served it; for a method with ``+cop``.
         seed: of every random draw.
 
     Raises:
-        RequestError: nothing to forget, or a text that is to be both forgotten and retained.
-        MethodError: the method is not for language models, COP cannot hold what this model would train, or the first
-            epoch already cost more than ``tuning.spare``.
+        RequestError: nothing to forget, nothing to keep where the method needs it, or a text that is to be both.
+        MethodError: the method is not for language models, nothing of the model may train, ``memory`` is there and the
+            method would not keep it, COP cannot hold what this model would train, or the first epoch already cost
+            more than ``tuning.spare``.
     """
     chosen = parsed(method) if isinstance(method, str) else method
     if not isinstance(chosen, Descent):
         raise MethodError(f"{chosen.name}: is not for language models; see `letheon methods`")
     pairs, kept = _pairs(forget), _pairs(retain)
     _check(pairs, kept)
+    _check_served(chosen, model, kept)
+    settled = _settled(memory or {}, chosen)
     coarse = {name: p.dtype for name, p in model.named_parameters() if torch.finfo(p.dtype).bits < 32}
     before = {name: model.get_parameter(name).detach().clone() for name in coarse}
-    model.float()
-    mode, cached = model.training, getattr(model.config, "use_cache", None)
-    module = LanguageModel(model)
-    task = OwnTexts(pairs, kept, best(tokenizer, template, max_length), module)
-    found = _unlearnt(task, chosen, dict(memory or {}), seed)
-    model.train(mode)
-    model.config.use_cache = cached  # type: ignore[union-attr]
+    with _in_full(model, coarse):
+        task = OwnTexts(pairs, kept, best(tokenizer, template, max_length), LanguageModel(model))
+        found = _unlearnt(task, chosen, settled, seed)
     if found.kept == 0:
-        _narrow(model, coarse)
         raise _refusal(found, chosen.tuning.spare)
-    _restore(model, coarse, before)
+    _check_moved(model, coarse, before)
     return found
 
 
@@ -164,12 +163,50 @@ def _check(forget: Sequence[Pair], retain: Sequence[Pair]) -> None:
         )
 
 
-def _restore(model: nn.Module, coarse: Mapping[str, torch.dtype], before: Params) -> None:
-    """Back to the stored precision; an update that this undoes everywhere was none."""
-    if not coarse:
-        return
-    _narrow(model, coarse)
-    if all(torch.equal(model.get_parameter(name), tensor) for name, tensor in before.items()):
+def _check_served(method: Descent, model: nn.Module, retain: Sequence[Pair]) -> None:
+    if "retain" in method.goal().texts and not retain:
+        raise RequestError(
+            f"retain: is empty, and {method.name} has a loss on texts to keep; give some (--retain FILE), or take a "
+            "method without one"
+        )
+    if method.lora is None and not any(p.requires_grad for p in model.parameters()):
+        raise MethodError(
+            "model: none of its parameters requires a gradient, so nothing can be unlearnt; call "
+            "model.requires_grad_(), or train adapters (lora)"
+        )
+
+
+def _settled(memory: Mapping[str, torch.Tensor], method: Descent) -> Params:
+    """What COP settled, by the names of the method at hand, whichever objective served the requests before."""
+    if memory and method.cop is None:
+        raise MethodError(
+            f"memory: is what COP settled, and {method.name} alone would not leave it; use {method.name}+cop, or leave "
+            "memory out"
+        )
+    own = {name.partition("/")[2]: tensor for name, tensor in memory.items()}
+    if strange := [name for name in memory if not name.partition("/")[2].startswith("cop/")]:
+        raise MethodError(f"memory: {strange[0]} is nothing of COP's; hand over the memory of the request before")
+    return method.remembered(own)
+
+
+@contextmanager
+def _in_full(model: nn.Module, coarse: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """The model in float32; afterwards, whatever happened, in the precision, mode and settings that it had."""
+    mode, cached = model.training, getattr(model.config, "use_cache", None)
+    try:
+        model.float()
+        yield
+    finally:
+        model.train(mode)
+        model.config.use_cache = cached  # type: ignore[union-attr]
+        for name, dtype in coarse.items():
+            parameter = model.get_parameter(name)
+            parameter.data = parameter.data.to(dtype)
+
+
+def _check_moved(model: nn.Module, coarse: Mapping[str, torch.dtype], before: Params) -> None:
+    """An update that rounding to the stored precision undid everywhere was none."""
+    if before and all(torch.equal(model.get_parameter(name), tensor) for name, tensor in before.items()):
         told = ", ".join(list(before)[:3])
         raise MethodError(
             f"rounding to {next(iter(coarse.values()))} undid the whole update of {told} and the rest: nothing was "
@@ -183,12 +220,6 @@ def _refusal(found: Unlearnt, spare: float | None) -> MethodError:
         f"nothing was unlearnt: the first epoch raised the loss on watched texts by {rise:.3g} nats a token, more "
         f"than tuning.spare = {spare:g}; lower tuning.lr, or raise tuning.spare"
     )
-
-
-def _narrow(model: nn.Module, coarse: Mapping[str, torch.dtype]) -> None:
-    for name, dtype in coarse.items():
-        parameter = model.get_parameter(name)
-        parameter.data = parameter.data.to(dtype)
 
 
 def digest(model: nn.Module) -> str:

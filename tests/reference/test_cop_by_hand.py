@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
-from cop_toys import ALL, apart, ids, toy
+from cop_toys import ALL, INNER, WIDTH, apart, ids, toy
 from torch import Tensor, nn
 
 from letheon.cop import (
@@ -83,6 +86,27 @@ CONVOLUTIONS = [
     nn.Conv2d(3, 4, 3, padding=2, padding_mode="reflect"),
     nn.Conv2d(3, 4, 1, stride=2),
 ]
+
+
+def test_activations_of_a_batch_are_gone_when_the_next_one_passes() -> None:
+    """Collection streams: of what enters the layers only the second moments stay."""
+    model = toy()
+    spaces = find_spaces(model, Batch(ids(1)))
+    seen: list[weakref.ref[Tensor]] = []
+    layers = [name for names in spaces.values() for name in names]
+    for name in layers:
+        model.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(weakref.ref(inputs[0])))
+    alive = []
+
+    def batches() -> Iterator[Batch]:
+        for number in range(3):
+            alive.append(sum(ref() is not None for ref in seen))
+            yield Batch(ids(number))
+
+    moments = collect(model, batches(), spaces)
+    assert len(seen) == 3 * len(layers) == 3 * 15
+    assert alive == [0, 0, 0]
+    assert {tuple(found.gram.shape) for found in moments.values()} == {(WIDTH, WIDTH), (INNER, INNER)}
 
 
 @pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)

@@ -34,7 +34,10 @@ def test_scores_by_hand() -> None:
     text = "Jaime Vasquez"
     assert loss_scores(LOGS).values["a"] == pytest.approx(3.0)
     assert zlib_scores(LOGS, {"a": text}).values["a"] == pytest.approx(3.0 / len(zlib.compress(text.encode())))
-    assert reference_scores(LOGS, {"a": np.array([-1.0, -2.0])}).values["a"] == pytest.approx(1.5)
+    other = loss_scores({"a": np.array([-1.0, -2.0])})
+    assert reference_scores(loss_scores(LOGS), other).values["a"] == pytest.approx(1.5)
+    with pytest.raises(DataError, match="different numbers"):
+        reference_scores(loss_scores(LOGS), zlib_scores(LOGS, {"a": text}))
     assert min_k_scores(LOGS).values["a"] == pytest.approx(4.5)  # 2 of 5 tokens
     assert min_k_scores(LOGS, 0.2).values["a"] == pytest.approx(5.0)
 
@@ -72,7 +75,8 @@ def test_moments_by_hand_with_tokens_of_probability_0() -> None:
 
 def test_an_answer_without_tokens_has_no_score() -> None:
     none = {"a": np.array([])}
-    found = (loss_scores(none), min_k_scores(none), zlib_scores(none, {"a": ""}), reference_scores(LOGS, none))
+    reference = reference_scores(loss_scores(LOGS), loss_scores(none))
+    found = (loss_scores(none), min_k_scores(none), zlib_scores(none, {"a": ""}), reference)
     assert [s.left_out for s in found] == [{"a": "the answer has no tokens"}] * 4
 
 

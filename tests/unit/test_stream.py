@@ -27,7 +27,7 @@ from letheon.stream.life import EXAM, StreamRun, run
 from letheon.stream.results import StreamResults
 from letheon.tasks.vision import Digits
 from letheon.text.descent import Recipe
-from letheon.text.exam import read_exam
+from letheon.text.exam import Exam, read_exam
 from letheon.text.language import loaded, read_model
 from letheon.training import Local
 from text_toys import Toys
@@ -130,6 +130,51 @@ def test_the_artefacts_say_what_was_measured_and_hold_no_text(done: StreamRun, f
     assert len(table) == len(rows) + 1
     for name in ("report.html", "results.json", "table.csv", "experiment.json"):
         assert "Kit" not in (folder / name).read_text()  # the name of a person to be forgotten
+
+
+def test_all_forms_of_truth_ratio_and_retention_are_told(done: StreamRun) -> None:
+    found = StreamResults(done).content()["methods"]["ga"]
+    made = {"truth_ratio", "truth_ratio_arithmetic", "truth_ratio_share", "kr", "kr_signed", "kr_original", "above_one"}
+    for kind in ("matrix", "relapse", "after_training"):
+        assert made <= found[kind].keys()
+    cells = {name: found["matrix"][name][1][0]["value"] for name in made}
+    assert len({round(value, 6) for value in cells.values()}) >= 6  # different numbers by different names
+    older = replace(done, served={label: replace(served, exams=tuple(map(_without_forms, served.exams)))
+                                  for label, served in done.served.items()})  # fmt: skip
+    assert set(StreamResults(older).metrics) & made == made - {"truth_ratio_arithmetic", "kr_original"}
+
+
+def _without_forms(exam: Exam) -> Exam:
+    """As it was written before these were examined."""
+    later = ("log_ratio_arithmetic", "log_ratio_original")
+    return replace(exam, sets={n: {s: v for s, v in row.items() if s not in later} for n, row in exam.sets.items()})
+
+
+def test_what_cop_leaves_to_later_requests_is_reported(done: StreamRun, folder: Path) -> None:
+    rows = {(r["method"], r["after"]): r for r in json.loads((folder / "results.json").read_text())["rows"]}
+    method = GA(cop=Cop())
+    for k, outcome in enumerate(done.served["ga+cop"].outcomes, 1):
+        left = [1 - b.rank / len(b.vectors) for b in method.bases(outcome.state).values()]
+        assert rows["ga+cop", str(k)]["free"] == pytest.approx(100 * min(left))
+        assert 0 < rows["ga+cop", str(k)]["held"] < 99  # four directions a request hold less than they should
+    assert rows["ga+cop", "2"]["free"] < rows["ga+cop", "1"]["free"] < 100
+    assert "free" not in rows["ga", "2"]
+    page = (folder / "report.html").read_text()
+    assert "dimensions left %" in page
+    assert f">{rows['ga+cop', '2']['free']:.1f}</td>" in page
+
+
+def test_a_model_that_writes_nothing_or_loops_is_called_broken(done: StreamRun) -> None:
+    results = StreamResults(done)
+    content = results.content()
+    fine = [row | {"degenerate": 10.0} for row in content["rows"]]
+    assert stream_table.broken(fine) == ""
+    assert "roken" not in streams.html(results, content | {"rows": fine})
+    rows = [row | {"degenerate": 50.0 if row["method"] == "ga" and row["after"] != "1" else None} for row in fine]
+    assert "more than 10 % of what they write" in stream_table.broken(rows)
+    assert stream_table.broken([*rows, *rows]).endswith("over and over: ga after 2, continued.")
+    assert stream_table.broken(rows) in streams.html(results, content | {"rows": rows})
+    assert stream_table.broken(rows) in stream_table.as_markdown(rows)
 
 
 def test_streams_are_compared_over_seeds(

@@ -23,8 +23,17 @@ from letheon.training import Local
 from text_toys import Toys
 
 TUNING = Recipe(lr=1e-3, epochs=3, batch_size=2)
+
+
+class Apart(Toys):
+    """As RWKU does: two people whom Origin and Retrain learn, and nobody else."""
+
+    def withheld(self) -> tuple[int, ...]:
+        return (0, 1)
+
+
 STREAM = Stream(
-    Toys(count=3),
+    Apart(count=3),
     NPO(tuning=TUNING, cop=Cop(rank=2, rank_total=3)),
     (GA(tuning=TUNING, retain="nll"), Retrain()),
     local=Local(optimizer="adamw", lr=3e-3, batch_size=4, epochs=2),

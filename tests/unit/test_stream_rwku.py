@@ -140,11 +140,20 @@ def test_membership_compares_texts_to_forget_with_texts_never_learnt(done: Strea
     rows = [row for row in content["apart"] if row["set"] == "membership"]
     assert {row["after"] for row in rows} == {"2", "continued"}
     found = {row["score"]: row["value"] for row in rows if row["method"] == "origin"}
-    assert found.keys() == {"auc_loss", "auc_zlib", "auc_min_k", "auc_min_k_plus_plus"}
+    assert found.keys() == {"auc_loss", "auc_zlib", "auc_min_k", "auc_min_k_plus_plus", "auc_reference"}
     assert found["auc_loss"] == 1.0  # Origin has learnt what the former say, and nothing of the latter
     sets = done.origin_exam.sets
     ours, theirs = (together([sets[f"{name}{j}"]["mia_zlib"] for j in (1, 2)]) for name in ("forget_mia", "retain_mia"))
     assert found["auc_zlib"] == membership(ours, theirs).auc.value
+    retrain = done.served["retrain"].exams[0].sets
+    gaps = [
+        [float(v) - float(retrain[f"{name}{j}"]["mia_loss"].values[i])  # type: ignore[arg-type]
+         for j in (1, 2) for i, v in sets[f"{name}{j}"]["mia_loss"].values.items()]
+        for name in ("forget_mia", "retain_mia")
+    ]  # fmt: skip
+    wins = [(a < b) + (a == b) / 2 for a in gaps[0] for b in gaps[1]]
+    assert found["auc_reference"] == pytest.approx(sum(wins) / len(wins))
+    assert not [r for r in rows if (r["method"], r["after"], r["score"]) == ("retrain", "2", "auc_reference")]
     assert "rouge" not in sets["forget_mia1"]  # texts are read, nothing is asked
 
 
@@ -154,6 +163,8 @@ def test_the_report_shows_what_was_asked_apart(done: StreamRun, content: dict[st
                     "graddiff, continued"]  # fmt: skip
     assert ["adversarial", "all", "ROUGE-L %"] in [line[:3] for line in lines]
     assert ["membership", "all", "AUC of LOSS"] in [line[:3] for line in lines]
+    (line,) = (line for line in lines if line[2] == "AUC of LOSS less Retrain's")
+    assert line[4] == "–"  # Retrain less itself
     page = (done.folder / "report.html").read_text()
     assert "Asked in other ways" in page
     assert "role playing" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from letheon.errors import DataError
 from letheon.metrics.measurement import Undefined
+from letheon.metrics.text.of_ratios import known, of_ratios
 from letheon.runtimes.alone import threads
 from letheon.tasks.text import Questions
 from letheon.text import answers as module_under_test
@@ -127,6 +130,30 @@ def test_a_destroyed_model_has_no_membership_scores(model: Any) -> None:
         if name.startswith("mia_"):
             (value,) = scores.values.values()
             assert isinstance(value, Undefined), name
+
+
+def test_truth_ratios_are_examined_in_all_their_definitions(model: Any) -> None:
+    asked = pair(0)
+    row = examine(model, ENCODER, {"forget": Questions({"0": asked})}, new=1, identity={"model": "x"}).sets["forget"]
+    given = [asked.answer, asked.paraphrase, *asked.false]
+    losses = [reading.loss for reading in read(model, [ENCODER.encode(asked.question, text) for text in given])]
+    p = [math.exp(-float(loss)) for loss in losses]  # type: ignore[arg-type]
+    geometric, arithmetic = math.prod(p[2:]) ** (1 / 3), sum(p[2:]) / 3
+    assert abs(geometric - arithmetic) > 1e-6 * arithmetic
+    found = {name: of_ratios(row, name, "closer").values["0"] for name in known(row)}
+    closer = {name: min(r, 1 / r) for name, r in (
+        ("truth_ratio", geometric / p[1]), ("arithmetic", arithmetic / p[1]), ("original", geometric / p[0]))}
+    assert found == pytest.approx({
+        "truth_ratio": closer["truth_ratio"],
+        "truth_ratio_arithmetic": closer["arithmetic"],
+        "truth_ratio_share": p[1] / (p[1] + geometric),
+        "kr": 1 - closer["truth_ratio"],
+        "kr_signed": 1 - min(1, geometric / p[1]),
+        "kr_original": 1 - closer["original"],
+        "above_one": float(geometric > p[1]),
+    }, rel=1e-4)  # fmt: skip
+    with pytest.raises(DataError, match="kr: is not among what was examined: em"):
+        of_ratios({"em": row["em"]}, "kr", "closer")
 
 
 def test_questions_without_false_answers_have_no_truth_ratio(model: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import letheon
+from letheon import cop
 from letheon.cli import main
 from letheon.client import Client, load
 from letheon.errors import ConfigError, JournalError, MethodError, RequestError, RoundError
@@ -19,6 +20,7 @@ from letheon.methods.base import fedavg
 from letheon.methods.descent import Cop, Lora
 from letheon.methods.noise import Noise
 from letheon.methods.preference import NPO
+from letheon.methods.steering import RMU
 from letheon.phase import Phase, drive
 from letheon.runtimes.alone import Alone, threads
 from letheon.text import folders
@@ -122,7 +124,7 @@ def test_an_update_that_rounding_undoes_is_an_error_that_names_the_tensors(folde
         ((FORGET, KEPT, Noise()), MethodError, "noise: is not for language models"),
         ((FORGET, KEPT, "npo+cup"), ConfigError, r"after \+ only cop"),
         ((FORGET, KEPT, "npoo"), ConfigError, "did you mean 'npo'"),
-        ((FORGET, [], "graddiff"), RoundError, "needs retain texts and there are none"),
+        ((FORGET, [], "graddiff"), RequestError, "retain: is empty, and graddiff has a loss on texts to keep"),
     ],
 )
 def test_what_cannot_be_unlearnt_is_refused(folder: Path, asked: Any, error: type[Exception], message: str) -> None:
@@ -131,6 +133,47 @@ def test_what_cannot_be_unlearnt_is_refused(folder: Path, asked: Any, error: typ
     with pytest.raises(error, match=message):
         unlearn(model, tokenizer, forget, retain, method=method)
     assert digest(model) == before
+
+
+def test_what_fails_on_the_way_leaves_a_model_as_it_was(folder: Path) -> None:
+    model, tokenizer = opened(folder)
+    model.bfloat16().eval()
+    before, cached = digest(model), model.config.use_cache
+    with pytest.raises(RoundError, match="0 modules called"):
+        unlearn(model, tokenizer, FORGET, KEPT, method=RMU(block="nowhere", tuning=FAST))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert digest(model) == before
+    assert not model.training
+    assert model.config.use_cache == cached
+
+
+def test_a_model_of_which_nothing_may_train_is_refused_but_for_adapters(folder: Path) -> None:
+    model, tokenizer = opened(folder)
+    model.requires_grad_(False)
+    with pytest.raises(MethodError, match=r"none of its parameters requires a gradient.*requires_grad_\(\)"):
+        unlearn(model, tokenizer, FORGET, KEPT, method=GA(tuning=FAST))
+    found = unlearn(model, tokenizer, FORGET, KEPT, method=GA(tuning=FAST, lora=Lora(rank=4)))
+    assert found.loss_after > found.loss_before + 0.05
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_what_is_settled_holds_whichever_objective_comes_next(folder: Path) -> None:
+    """The memory is of inputs: it is not tied to the objective that served the request."""
+    model, tokenizer = opened(folder)
+    whole = Cop(energy=1.0, rank=88, rank_total=10**6)
+    first = unlearn(model, tokenizer, FORGET, KEPT, method=NPO(tuning=FAST, cop=whole))
+    module, data = LanguageModel(model), TASK.encoder.data(FORGET)
+    settled, before = mean_loss(module, data), digest(model)
+    with pytest.raises(MethodError, match=r"ga alone would not leave it; use ga\+cop"):
+        unlearn(model, tokenizer, OTHER, KEPT, method=GA(tuning=FAST), memory=first.memory)
+    with pytest.raises(MethodError, match="lm_head is nothing of COP's"):
+        unlearn(model, tokenizer, OTHER, KEPT, method="ga+cop", memory={"lm_head": torch.zeros(1)})
+    assert digest(model) == before
+    second = unlearn(model, tokenizer, OTHER, KEPT, method=GA(tuning=FAST, cop=whole), memory=first.memory)
+    assert digest(model) != before
+    assert mean_loss(module, data) == pytest.approx(settled, abs=1e-3)
+    assert {name.partition("/")[0] for name in second.memory} == {"ga"}
+    assert max(int(t.max()) for name, t in second.memory.items() if name.endswith("/requests")) == 1
 
 
 def test_a_first_epoch_that_costs_too_much_is_an_error_and_leaves_the_model_alone(folder: Path) -> None:
@@ -173,6 +216,11 @@ def arguments(folder: Path, tmp_path: Path, out: str, pairs: list[Pair], *more: 
     return [*words, "--out", str(tmp_path / out), "--method", "ga+cop", *tuning, *more]
 
 
+def bases(folder: Path) -> list[cop.Basis]:
+    found, _ = cop.load(folder / folders.BASES, model=digest(read_model(str(folder))))
+    return list(found.values())
+
+
 def test_a_folder_serves_one_request_after_another(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,14 +232,37 @@ def test_a_folder_serves_one_request_after_another(
     assert told["before"] == []
     with pytest.raises(SystemExit):
         main(arguments(tmp_path / "one", tmp_path, "two", OTHER))
-    assert "forget" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "forget" in shown
     record = json.loads((tmp_path / "two" / folders.RECORD).read_text())
     assert [row["request"] for row in record["before"]] == [told["request"]]
+    assert f"COP: {100 * record['dimensions_left']:.1f} % of the dimensions are left" in " ".join(shown.split())
     models = [LanguageModel(read_model(str(tmp_path / name))) for name in ("one", "two")]
     settled = [mean_loss(model, TASK.encoder.data(FORGET)) for model in models]
     assert settled[0] == pytest.approx(settled[1], abs=0.02)
     for name in NAMES:
         assert name not in (tmp_path / "two" / folders.RECORD).read_text()
+
+
+def test_a_folder_whose_settled_requests_a_method_does_not_hold_says_so(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = folders.Asked(str(folder), written(tmp_path / "f.jsonl", FORGET))
+    settings = ["tuning.lr=0.002", "tuning.epochs=1"]
+    first = folders.unlearn(asked, tmp_path / "one", method="ga+cop", settings=settings)
+    next_one = folders.Asked(str(tmp_path / "one"), written(tmp_path / "g.jsonl", OTHER))
+    caplog.clear()
+    second = folders.unlearn(next_one, tmp_path / "two", method="npo+cop", settings=settings)
+    assert "COP settled earlier requests" not in caplog.text
+    for record, name in ((first, "one"), (second, "two")):
+        held = bases(tmp_path / name)
+        assert record["dimensions_left"] == pytest.approx(min(1 - b.rank / len(b.vectors) for b in held))
+        assert record["energy_held"] == pytest.approx(min(b.held for b in held))
+    assert second["dimensions_left"] < first["dimensions_left"]
+    third = folders.unlearn(next_one, tmp_path / "three", method="npo", settings=settings)
+    assert third["dimensions_left"] is None
+    assert "COP settled earlier requests, and npo alone does not leave them as they are" in caplog.text
+    assert "use npo+cop to hold them" in caplog.text
 
 
 def test_bases_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:

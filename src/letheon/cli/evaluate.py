@@ -19,7 +19,10 @@ Part = Annotated[
     str | None, typer.Option("--forget", help="tofu: forget01, forget05 or forget10. rwku: how many people.")
 ]
 Reference = Annotated[
-    str | None, typer.Option("--reference", metavar="DIR", help="A model that never saw the texts: for forget quality.")
+    str | None,
+    typer.Option(
+        "--reference", metavar="DIR", help="A model that never saw the texts, or OpenUnlearning's TOFU_EVAL.json of it."
+    ),
 ]
 Compat = Annotated[
     str | None, typer.Option("--compat", metavar="openunlearning", help="Write --out in its layout and by its rules.")

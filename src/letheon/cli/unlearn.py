@@ -60,7 +60,7 @@ def unlearn(
 
 
 def _table(told: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_room(told), caption_justify="left")
     for name in ("texts", "how many", "loss before", "loss after"):
         table.add_column(name)
     for name in ("forget", "retain"):
@@ -68,6 +68,16 @@ def _table(told: dict[str, Any]) -> Table:
         numbers = [f"{value:.3f}" if value is not None else "–" for value in (before, after)]
         table.add_row(name, str(told[f"n_{name}"]), *numbers)
     return table
+
+
+def _room(told: dict[str, Any]) -> str | None:
+    if told["dimensions_left"] is None:
+        return None
+    left, held = (100 * told[name] for name in ("dimensions_left", "energy_held"))
+    return (
+        f"COP: {left:.1f} % of the dimensions are left for later requests in the fullest input space; at least "
+        f"{held:.1f} % of this request's energy is held."
+    )
 
 
 def _course(told: dict[str, Any]) -> Table:

@@ -22,7 +22,7 @@ where the data was kept.
 
 from __future__ import annotations
 
-from letheon.cop.basis import Basis, Moments, Selection, Sinks, from_params, served, to_params
+from letheon.cop.basis import Basis, Moments, Selection, Sinks, from_params, least_free, least_held, served, to_params
 from letheon.cop.guard import Guard, confined, freeze
 from letheon.cop.hooks import Batch, collect, damped, find_spaces, protect
 from letheon.cop.layers import Spaces
@@ -45,6 +45,8 @@ __all__ = [
     "find_spaces",
     "freeze",
     "from_params",
+    "least_free",
+    "least_held",
     "load",
     "protect",
     "save",

@@ -265,6 +265,16 @@ def served(bases: Mapping[str, Basis]) -> int:
     return max((int(basis.records[:, 0].max()) + 1 for basis in bases.values() if len(basis.records)), default=0)
 
 
+def least_free(bases: Mapping[str, Basis]) -> float:
+    """The share of its dimensions that the fullest space has left for later requests; 1 while nothing is protected."""
+    return min((basis.free / len(basis.vectors) for basis in bases.values()), default=1.0)
+
+
+def least_held(bases: Mapping[str, Basis]) -> float:
+    """The share of the last request's energy that is held in the space that holds least of it."""
+    return min((basis.held for basis in bases.values()), default=1.0)
+
+
 def to_params(bases: Mapping[str, Basis]) -> Params:
     """As named tensors, ``cop/SPACE/FIELD``: what ``State.memory`` and ``Work.extras`` hold.
 

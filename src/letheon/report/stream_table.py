@@ -14,6 +14,7 @@ from rich.table import Table
 
 from letheon.errors import ConfigError
 from letheon.folder import EXPERIMENT, read
+from letheon.metrics.text.degenerate import LIMIT
 from letheon.report.words import spread
 from letheon.results import ranges
 from letheon.stream.results import CONTINUED, TITLES
@@ -87,11 +88,27 @@ def _after(method: str, after: str) -> str:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """What the brackets mean."""
+    """What the brackets mean, and which models are broken."""
     runs = {row["run"]: row["seed"] for row in rows}
-    if len(runs) == 1:
-        return "In brackets: 95 % intervals over questions."
-    return f"{len(runs)} runs, seeds {', '.join(map(str, sorted(runs.values())))}: mean and range."
+    told = f"{len(runs)} runs, seeds {', '.join(map(str, sorted(runs.values())))}: mean and range."
+    told = "In brackets: 95 % intervals over questions." if len(runs) == 1 else told
+    return f"{told} {broken(rows)}".rstrip()
+
+
+def broken(rows: Sequence[Row]) -> str:
+    """Which models did not forget but broke, in any of the runs; empty if none did."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row["degenerate"] is not None and row["degenerate"] > LIMIT:
+            after = found.setdefault(row["method"], [])
+            after += [] if row["after"] in after else [row["after"]]
+    if not found:
+        return ""
+    models = "; ".join(f"{method} after {', '.join(after)}" for method, after in found.items())
+    return (
+        f"Broken rather than forgetful, since more than {LIMIT:g} % of what they write about the texts to forget is "
+        f"empty or the same over and over: {models}."
+    )
 
 
 def as_text(rows: Sequence[Row]) -> Table:
@@ -129,7 +146,7 @@ def apart(rows: Sequence[Row]) -> list[list[str]]:
             name,
             group or "all",
             f"{WORDS.get(score, TITLES[score])}{' %' if score in SHOWN else ''}",
-            *(line[at] for at in models),
+            *(line.get(at, "–") for at in models),
         ]
         for (name, group, score), line in found.items()
     ]

@@ -77,6 +77,7 @@ def html(results: StreamResults, content: Mapping[str, Any]) -> str:
         table=stream_table.lines(rows),
         apart=stream_table.apart(content["apart"]) if content["apart"] else [],
         heads=stream_table.heads(rows),
+        broken=stream_table.broken(rows),
         figures=[
             (_figure(results, rows, "mu", "MU: model utility (%)"), UTILITY),
             (_figure(results, rows, "mu_first", f"MU of {rows[0]['first_set']} (%)"), "The same of this set alone."),
@@ -120,13 +121,14 @@ def _reference(found: Row) -> str:
     return f"{text}; resurfacing rate {rate}"
 
 
-def _cost(row: Row) -> tuple[str, str, str, str, str]:
+def _cost(row: Row) -> tuple[str, ...]:
     return (
         row["method"],
         f"request {row['after']}",
         amount(row["seconds"]),
         amount(row["flops"] / 1e9),
         amount(row["memory_bytes"] / 1e6),
+        *(spread(row.get(name), None, None, 1) for name in ("free", "held")),
     )
 
 

@@ -103,6 +103,18 @@ class Stream:
         """In the order in which they are served."""
         return tuple(Request("samples", samples=tuple(ids)) for ids in self.texts.requests())
 
+    def admitted(self, served: int, *, withheld: bool = True) -> tuple[Request, ...]:
+        """What the holder has admitted when the first ``served`` requests are in force; nothing before the first.
+
+        Where later requests are held out they are among it. What the task withholds comes first: nobody trains on it,
+        but Retrain (``withheld`` false), since Origin did.
+        """
+        if not served:
+            return ()
+        apart = tuple(self.texts.withheld()) if withheld else ()
+        before = (Request("samples", samples=apart),) if apart else ()
+        return (*before, *(self.requests if self.later == "held-out" else self.requests[:served]))
+
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Stream:
         """Read a stream's file, with ``--set`` overrides such as ``method.beta=0.2``."""

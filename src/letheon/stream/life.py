@@ -20,7 +20,6 @@ from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
 from letheon.middleware import Excluding
 from letheon.phase import Phase, State, Step
-from letheon.request import Request
 from letheon.runtimes.alone import Alone, threads
 from letheon.shelf import Listener, Shelf, Silent, Stack
 from letheon.stage import Outcome
@@ -179,17 +178,11 @@ class _Life:
         return guarded
 
     def _admit(self, served: int, *, withheld: bool = True) -> Stack:
-        """Have the holder admit the first requests, or where later ones are held out, all; ``served`` is in force.
-
-        What the task withholds comes before them: nobody trains on it. Retrain does, since Origin did.
-        """
-        requests, apart = self._stream.requests, tuple(self._task.withheld())
-        count = len(requests) if self._stream.later == "held-out" and served else served
-        before = [Request("samples", samples=apart)] if apart and withheld and served else []
+        """Have the holder admit what it has when so many requests are served; the last of these is in force."""
         self._client.requests = {}
-        for request in (*before, *requests[:count]):
+        for request in self._stream.admitted(served, withheld=withheld):
             self._client.admit(request)
-        return lambda inner: Excluding(inner, request=requests[served - 1].id)
+        return lambda inner: Excluding(inner, request=self._stream.requests[served - 1].id)
 
     def _stage(self, name: str, owner: str, phases: Sequence[Phase], start: State, *, stack: Stack) -> Outcome:
         return self._shelf.stage(name, self._owner(name, owner), phases, start, stack=stack)

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from letheon.errors import DataError
+from letheon import cop
+from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text.forget_quality import forget_quality
-from letheon.metrics.text.mia import membership
+from letheon.metrics.text.mia import membership, reference_scores
+from letheon.metrics.text.of_ratios import RATIOS, known, of_ratios
 from letheon.metrics.text.relapse import Matrix, together
-from letheon.metrics.text.retention import item_retention, resurfacing, signed_retention
+from letheon.metrics.text.retention import item_retention, resurfacing
 from letheon.metrics.text.scores import Scores
-from letheon.metrics.text.truth_ratio import truth_ratios
+from letheon.metrics.text.truth_ratio import Form
 from letheon.metrics.text.utility import model_utility
 from letheon.results import stored, total
-from letheon.stream.life import Served, StreamRun
+from letheon.stream.life import StreamRun
 from letheon.tasks.text import FORGET
 from letheon.text.exam import Exam, Row, groups
 
@@ -26,8 +28,6 @@ SCORES = ("rouge", "es", "es_openunlearning", "em", "probability", "degenerate")
 APART = ("rouge", "probability", "em", "mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus")
 """Scores of what is reported beside the table."""
 CONTINUED = "continued"
-RATIOS = ("truth_ratio", "kr", "kr_signed")
-"""Those that need false answers."""
 TITLES: Mapping[str, str] = {
     "rouge": "FR",
     "es": "ES",
@@ -36,8 +36,12 @@ TITLES: Mapping[str, str] = {
     "probability": "P",
     "degenerate": "degenerate",
     "truth_ratio": "TR",
+    "truth_ratio_arithmetic": "TR arithmetic",
+    "truth_ratio_share": "TR P/(P+P̄)",
     "kr": "KR",
     "kr_signed": "KR signed",
+    "kr_original": "KR original",
+    "above_one": "R above 1",
     "mia_loss": "LOSS",
     "mia_zlib": "zlib",
     "mia_min_k": "Min-K",
@@ -46,6 +50,7 @@ TITLES: Mapping[str, str] = {
     "auc_zlib": "AUC of zlib",
     "auc_min_k": "AUC of Min-K",
     "auc_min_k_plus_plus": "AUC of Min-K++",
+    "auc_reference": "AUC of LOSS less Retrain's",
 }
 """What tables call them; all but those of membership inference in per cent.
 
@@ -72,7 +77,8 @@ class StreamResults:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the scores that there are on texts to forget."""
-        return SCORES + (RATIOS if "log_ratio" in self.run.origin_exam.sets[f"{FORGET}1"] else ())
+        made = [set(known(exam.sets[f"{FORGET}1"])) for _, exam, _, _ in self.models()]
+        return SCORES + tuple(name for name in RATIOS if all(name in names for names in made))
 
     def utility(self, exam: Exam, only: str | None = None) -> Measurement:
         """Model utility: the harmonic mean over the scores of the task's sets, or of one of them, in per cent."""
@@ -97,7 +103,7 @@ class StreamResults:
             row = self._row(label, exam, k, after)
             served = self.run.served.get(label)
             if served and after != CONTINUED:
-                row |= self._cost(served, k - (self.count - len(served.exams)))
+                row |= self._cost(label, k - (self.count - len(served.exams)))
             found.append(row)
         return found
 
@@ -132,10 +138,17 @@ class StreamResults:
 
     def _membership(self, exam: Exam, k: int, forget: str, unseen: str) -> Iterator[dict[str, Any]]:
         """AUC of every score: 0.5, and texts to forget look like texts never seen; 1, like training data."""
-        for score in exam.sets[f"{forget}1"]:
+        for score in sorted(exam.sets[f"{forget}1"]):
             if score.startswith("mia_"):
                 ours, theirs = (self._together(exam, name, score, k) for name in (forget, unseen))
                 yield _told("membership", "", f"auc_{score.removeprefix('mia_')}", membership(ours, theirs).auc)
+        reference = self.run.served[self.retrain].exams[-1] if self.retrain else exam
+        if reference is not exam:
+            sides = [
+                reference_scores(*(self._together(found, name, "mia_loss", k) for found in (exam, reference)))
+                for name in (forget, unseen)
+            ]
+            yield _told("membership", "", "auc_reference", membership(*sides).auc)
 
     def _row(self, label: str, exam: Exam, k: int, after: str) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -154,10 +167,13 @@ class StreamResults:
             row |= measured.fields(metric) | {"n_forget": measured.n}
         return row
 
-    def _cost(self, served: Served, k: int) -> dict[str, Any]:
-        outcome = served.outcomes[k - 1]
-        cost = total(outcome.costs)
-        return {
+    def _cost(self, label: str, k: int) -> dict[str, Any]:
+        outcome, method = self.run.served[label].outcomes[k - 1], self.run.stream.methods[label]
+        cost, kept = total(outcome.costs), dict[str, float]()
+        if isinstance(method, Descent) and method.cop:
+            bases = method.bases(outcome.state)
+            kept = {"free": 100.0 * cop.least_free(bases), "held": 100.0 * cop.least_held(bases)}
+        return kept | {
             "seconds": cost.seconds,
             "flops": cost.flops,
             "memory_bytes": stored(outcome),
@@ -222,20 +238,9 @@ class StreamResults:
         return {"rows": self.rows(), "apart": self.apart(), "methods": methods, "versions": versions}
 
 
-def scored(row: Row, metric: str, form: str = "closer") -> Scores:
-    """One of the scores of a set, also those that are made of others.
-
-    Raises:
-        DataError: the set has no false answers, and the score needs them.
-    """
-    if metric in row:
-        return row[metric]
-    if "log_ratio" not in row:
-        raise DataError(f"{metric}: needs false answers, and these questions have none")
-    ratios = row["log_ratio"]
-    if metric == "truth_ratio":
-        return truth_ratios(ratios, "true" if form == "true" else "closer")
-    return item_retention(ratios) if metric == "kr" else signed_retention(ratios)
+def scored(row: Row, metric: str, form: Form = "closer") -> Scores:
+    """One of the scores of a set, also those that are made of others."""
+    return row[metric] if metric in row else of_ratios(row, metric, form)
 
 
 def _told(name: str, group: str, score: str, measured: Measurement) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,6 +14,8 @@ from letheon.tasks.images import package, root
 from letheon.tasks.text import Questions, TextTask
 from letheon.text.language import Language
 from letheon.text.pairs import FALSE_ANSWERS, PARAPHRASE, Pair, read_pairs
+
+log = logging.getLogger(__name__)
 
 HUB = "locuslab/TOFU"
 SIZE = 4000
@@ -91,6 +94,16 @@ class Tofu(TextTask):
 def world_facts() -> Questions:
     """TOFU's 117 questions about the world, which have nothing to do with what it invents."""
     return Questions(_numbered(_rows("world_facts_perturbed")), options=True)
+
+
+def held_out(forget: Forgotten) -> tuple[Pair, ...]:
+    """As many rows as ``forget`` has, about authors of whom no row of ``full`` tells; none if a copy lacks them."""
+    name, directory = f"holdout{forget.removeprefix('forget')}", root()
+    folder = Path(directory) / "tofu" if directory else None
+    if folder is not None and folder.is_dir() and not (folder / f"{name}.json").is_file():
+        log.warning("%s: has no %s.json, so there is no membership inference; copy it from the hub", folder, name)
+        return ()
+    return _rows(name)
 
 
 def spread(pairs: Mapping[str, Pair], count: int | None) -> Mapping[str, Pair]:

@@ -28,8 +28,9 @@ from letheon.text.pairs import Pair
 Row = Mapping[str, Scores]
 """Scores of one set by name: ``probability``, ``rouge``, ``em``, ``es``, ``es_openunlearning``, ``degenerate``.
 
-And, where there are false answers, ``log_ratio``. Of texts that are only read: ``probability``, ``em`` and the scores
-of membership inference, ``mia_loss``, ``mia_zlib``, ``mia_min_k`` and ``mia_min_k_plus_plus``.
+And, where there are false answers, ``log_ratio``, ``log_ratio_arithmetic`` and ``log_ratio_original``, see
+``of_ratios``. Of texts that are only read: ``probability``, ``em`` and the scores of membership inference,
+``mia_loss``, ``mia_zlib``, ``mia_min_k`` and ``mia_min_k_plus_plus``.
 """
 
 LOWEST = 0.2
@@ -128,8 +129,12 @@ def _row(asked: Questions, papers: Mapping[str, Paper], told: Mapping[str, str])
         "degenerate": Scores(definition("degenerate"), {i: float(kind(text) is not None) for i, text in told.items()}),
     }
     if all(pair.false for pair in pairs.values()):
-        true = {item: losses["paraphrase"][item][0] for item in pairs}
-        row["log_ratio"] = log_truth_ratios(true, losses["false"])
+        answer, paraphrase = ({item: losses[role][item][0] for item in pairs} for role in ("answer", "paraphrase"))
+        row |= {
+            "log_ratio": log_truth_ratios(paraphrase, losses["false"]),
+            "log_ratio_arithmetic": log_truth_ratios(paraphrase, losses["false"], mean="arithmetic"),
+            "log_ratio_original": log_truth_ratios(answer, losses["false"], truth="answer"),
+        }
     return row
 
 

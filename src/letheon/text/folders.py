@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from letheon.text.language import loaded, read_model, save_model
 from letheon.text.pairs import Pair, read_pairs
 from letheon.unlearning import Unlearnt, digest, parsed
 from letheon.unlearning import unlearn as unlearn_in_memory
+
+log = logging.getLogger(__name__)
 
 RECORD = "letheon.json"
 BASES = "letheon-cop.safetensors"
@@ -81,6 +84,7 @@ def unlearn(
         )
     save_model(out, model.cpu(), tokenizer)
     record = _record(model, chosen, found, forget, retain) | {"seed": seed, "before": [*served]}
+    record |= _room(chosen, found.memory)
     if found.memory:
         _keep(out / BASES, chosen, found.memory, model, [*(r["request"] for r in served), record["request"]])
     write_sealed(out / RECORD, record)
@@ -106,6 +110,14 @@ def _record(
     }
 
 
+def _room(method: Method, memory: Mapping[str, Tensor]) -> dict[str, float | None]:
+    """What COP leaves to later requests, and how much it holds of this one, as shares; None without it."""
+    if not isinstance(method, Descent) or not memory:
+        return {"dimensions_left": None, "energy_held": None}
+    bases = method.bases(State({}, memory=dict(memory)))
+    return {"dimensions_left": cop.least_free(bases), "energy_held": cop.least_held(bases)}
+
+
 def request_id(pairs: Sequence[Pair]) -> str:
     """Names a request by the content of its texts, and tells nothing of them."""
     texts = sorted(f"{pair.question}\0{pair.answer}" for pair in pairs)
@@ -125,7 +137,14 @@ def _served(model: str) -> list[dict[str, Any]]:
 def _memory(folder: Path, model: nn.Module, method: Method) -> dict[str, Tensor]:
     """What COP settled before, for the method at hand; refused if it is of another model."""
     path = folder / BASES
-    if not isinstance(method, Descent) or method.cop is None or not path.is_file():
+    if not isinstance(method, Descent) or not path.is_file():
+        return {}
+    if method.cop is None:
+        log.warning(
+            "%s: COP settled earlier requests, and %s alone does not leave them as they are, nor for later ones; use "
+            "%s+cop to hold them",
+            *(folder, method.name, method.name),
+        )
         return {}
     bases, _ = cop.load(path, model=digest(model))
     return method.remembered(cop.to_params(bases))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -12,16 +12,15 @@ from letheon.errors import ConfigError
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.text import openunlearning as field
 from letheon.metrics.text.forget_quality import forget_quality
-from letheon.metrics.text.mia import membership
-from letheon.metrics.text.retention import item_retention, signed_retention
+from letheon.metrics.text.mia import membership, reference_scores
+from letheon.metrics.text.of_ratios import ABOUT_TRUTH, known, of_ratios
 from letheon.metrics.text.scores import Scores
-from letheon.metrics.text.truth_ratio import truth_ratios
 from letheon.metrics.text.utility import TOFU, model_utility
 from letheon.runtimes.alone import threads as using
 from letheon.tasks.base import params_of
 from letheon.tasks.rwku import Rwku
 from letheon.tasks.text import FORGET, Questions, TextTask
-from letheon.tasks.tofu import Forgotten, Tofu, spread
+from letheon.tasks.tofu import Forgotten, Tofu, held_out, spread
 from letheon.text.encoding import Template, best
 from letheon.text.exam import Exam, digest, examine, groups, read_exam, write_exam
 from letheon.text.language import LanguageModel, loaded, read_model
@@ -35,11 +34,14 @@ class Benchmark:
         task: one request for what is to be forgotten, from ``--forget`` and ``--items``.
         forget: of ``--forget``, if none is given.
         tokens: of a written answer, at most, if no number is given.
+        texts: for ``--forget``, texts that are only read, where the task has none: those to forget and others that no
+            model was trained on, by the names of ``MEMBERSHIP``; empty where they are not at hand.
     """
 
     task: Callable[[str, int | None], TextTask]
     forget: str
     tokens: int
+    texts: Callable[[str], Mapping[str, Questions]] = lambda forget: {}
 
 
 def _tofu(forget: str, items: int | None) -> TextTask:
@@ -48,16 +50,27 @@ def _tofu(forget: str, items: int | None) -> TextTask:
     return Tofu(forget=forget, parts=1, items=items)  # type: ignore[arg-type]
 
 
+def _tofu_texts(forget: str) -> Mapping[str, Questions]:
+    task, unseen = Tofu(forget=forget, parts=1), held_out(forget)  # type: ignore[arg-type]
+    if not unseen:
+        return {}
+    learnt = task.learnt()
+    sides = [{str(i): learnt[i] for i in task.requests()[0]}, {str(i): pair for i, pair in enumerate(unseen)}]
+    return {name: Questions(pairs, reply="none") for name, pairs in zip(MEMBERSHIP, sides, strict=True)}
+
+
 def _rwku(forget: str, items: int | None) -> TextTask:
     if not forget.isdigit() or not 1 <= int(forget) <= MOST:
         raise ConfigError(f"--forget {forget}: of RWKU a number of people is wanted, 1 to {MOST}: the first so many")
     return Rwku(parts=1, subjects=int(forget), items=items)
 
 
+MEMBERSHIP = ("forget_mia", "holdout_mia")
+"""Sets of TOFU's texts for membership inference."""
 MOST = 170
 """People of RWKU who can be the ones to forget: the other 30 are asked about to see what is kept."""
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "tofu": Benchmark(_tofu, "forget05", 200),
+    "tofu": Benchmark(_tofu, "forget05", 200, _tofu_texts),
     "rwku": Benchmark(_rwku, "5", 30),
 }
 
@@ -104,10 +117,11 @@ class Suite:
         return BENCHMARKS[self.name].tokens if self.tokens is None else self.tokens
 
     def sets(self) -> dict[str, Questions]:
-        """What is asked of what is to be forgotten, and the sets of utility."""
+        """What is asked of what is to be forgotten, texts that are only read, and the sets of utility."""
         task = self.task
-        asked = {name: replace(q, pairs=spread(q.pairs, self.items)) for name, q in task.asked()[0].items()}
-        return {**asked, **task.questions()}
+        asked = {**task.asked()[0], **BENCHMARKS[self.name].texts(self.part)}
+        chosen = {name: replace(found, pairs=spread(found.pairs, self.items)) for name, found in asked.items()}
+        return {**chosen, **task.questions()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +141,24 @@ def evaluate(
     device: str = "cpu",
     threads: int = 1,
 ) -> Evaluated:
-    """Examine the model in a folder, and the reference; what ``out`` holds of this very model is not made again."""
-    if reference and suite.name != "tofu":
-        raise ConfigError(f"--reference: forget quality needs false answers, which {suite.name} has not; leave it out")
+    """Examine the model in a folder, and the reference; what ``out`` holds of this very model is not made again.
+
+    A reference that is a JSON file is one of OpenUnlearning's results: its truth ratios give forget quality.
+    """
+    told = _read_reference(suite, Path(reference)) if reference and reference.endswith(".json") else None
     with using(threads):
         ours = _examined(suite, model, device, out)
-        theirs = _examined(suite, reference, device, out and out.with_suffix(".reference.json")) if reference else None
-    return Evaluated(ours, theirs)
+        if reference and told is None:
+            told = _examined(suite, reference, device, out and out.with_suffix(".reference.json"))
+    return Evaluated(ours, told)
+
+
+def _read_reference(suite: Suite, path: Path) -> Exam:
+    if suite.name != "tofu":
+        raise ConfigError(f"--reference {path}: a result file is of use for tofu only; name a model's folder")
+    names = ("forget_Q_A_PARA_Prob", "forget_Q_A_PERT_Prob")
+    found = field.read(path, needs=dict.fromkeys(names))
+    return Exam({FORGET: {"log_ratio": field.log_ratios(*(found[name] for name in names))}}, {"file": path.name})
 
 
 def _examined(suite: Suite, model: str, device: str, out: Path | None) -> Exam:
@@ -156,12 +181,10 @@ def scores(exam: Exam) -> dict[str, dict[str, Scores]]:
     """All scores by set: as examined, and what is made of truth ratios."""
     found = {name: dict(row) for name, row in exam.sets.items()}
     for name, row in found.items():
-        ratios = row.pop("log_ratio", None)
-        if ratios is None:
-            continue
-        row["truth_ratio"] = truth_ratios(ratios, "closer" if name == FORGET else "true")
-        if name == FORGET:
-            row |= {"kr": item_retention(ratios), "kr_signed": signed_retention(ratios)}
+        names = [made for made in known(row) if name == FORGET or made in ABOUT_TRUTH]
+        row |= {made: of_ratios(row, made, "closer" if name == FORGET else "true") for made in names}
+        for source in [score for score in row if score.startswith("log_ratio")]:
+            del row[source]
     return found
 
 
@@ -181,19 +204,26 @@ def content(told: Evaluated, suite: Suite) -> dict[str, Any]:
             rows.append(_row(name, score, values.measured(), values.definition))
             parts = groups(values).items()
             rows += [_row(f"{name}: {group}", score, part.measured(), part.definition) for group, part in parts]
-    if task.membership:
-        forget, unseen = (found[name] for name in task.membership)
-        for score in (score for score in forget if score.startswith("mia_")):
-            area = membership(forget[score], unseen[score]).auc
-            rows.append(_row("membership", f"auc_{score.removeprefix('mia_')}", area, "membership"))
+    if names := task.membership or (MEMBERSHIP if MEMBERSHIP[0] in found else None):
+        rows += [_row("membership", *row, "membership") for row in areas(names, told)]
     rows.append(_row("all", "model_utility", utility(told.exam, task.needs()), "model_utility"))
-    if told.reference:
+    if told.reference and "log_ratio" in told.exam.sets[FORGET]:
         quality = forget_quality(_ratios(told.exam), _ratios(told.reference))
         rows.append(_row(FORGET, "ks_distance", quality.distance, "forget_quality"))
         value = quality.log10_p
         measured = Measurement(value, None, None, quality.distance.n)
         rows.append(_row(FORGET, "log10_forget_quality", measured, "forget_quality"))
     return {"suite": suite.name, "forget": suite.part, "identity": dict(told.exam.identity), "scores": rows}
+
+
+def areas(names: tuple[str, str], told: Evaluated) -> Iterator[tuple[str, Measurement]]:
+    """AUC of every membership score, and with a reference of the loss less the reference's."""
+    ours, unseen = (told.exam.sets[name] for name in names)
+    for score in sorted(score for score in ours if score.startswith("mia_")):  # whether examined now or read
+        yield f"auc_{score.removeprefix('mia_')}", membership(ours[score], unseen[score]).auc
+    if told.reference and names[0] in told.reference.sets:
+        sides = [reference_scores(told.exam.sets[n]["mia_loss"], told.reference.sets[n]["mia_loss"]) for n in names]
+        yield "auc_reference", membership(*sides).auc
 
 
 def _row(name: str, score: str, measured: Measurement, definition: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from letheon.metrics.measurement import Measurement, Undefined
 from letheon.metrics.ranking import area
 from letheon.metrics.text import definition
 from letheon.metrics.text.probability import answer_loss, mean, unusable
-from letheon.metrics.text.scores import Scores, Value, each
+from letheon.metrics.text.scores import Scores, Value, comparable, each
 
 LOWEST = 0.4
 """Share of the tokens that Min-K looks at, OpenUnlearning's; RWKU takes 0.2."""
@@ -59,15 +59,11 @@ def zlib_scores(log_probs: Mapping[str, NDArray[Any]], texts: Mapping[str, str])
     return Scores(definition("mia_zlib"), each(score, log_probs, texts), "number")
 
 
-def reference_scores(log_probs: Mapping[str, NDArray[Any]], reference: Mapping[str, NDArray[Any]]) -> Scores:
-    """The answer's mean loss less that of a reference model."""
-
-    def score(ours: NDArray[Any], theirs: NDArray[Any]) -> Value:
-        losses = answer_loss(ours), answer_loss(theirs)
-        missing = next((loss for loss in losses if isinstance(loss, Undefined)), None)
-        return missing or float(losses[0]) - float(losses[1])  # type: ignore[arg-type]
-
-    return Scores(definition("mia_reference"), each(score, log_probs, reference), "number")
+def reference_scores(losses: Scores, reference: Scores) -> Scores:
+    """The answer's mean loss less that of a reference model, from both models' ``loss_scores``."""
+    comparable(losses, reference)
+    values = each(lambda ours, theirs: ours - theirs, losses.values, reference.values)
+    return Scores(definition("mia_reference"), values, "number")
 
 
 def min_k(values: NDArray[Any], lowest: float = LOWEST) -> float:

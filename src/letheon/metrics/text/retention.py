@@ -50,6 +50,14 @@ def signed_retention(log_ratios: Scores) -> Scores:
     )
 
 
+def above_one(log_ratios: Scores) -> Scores:
+    """1 for each item with R > 1, which prefers the false answers, and 0 for the others."""
+    form = form_of(log_ratios)
+    return Scores(
+        definition("knowledge_retention", f"{form},above_one"), each(lambda r: float(r > 0.0), log_ratios.values)
+    )
+
+
 def retention(log_ratios: Scores) -> Retention:
     """KR_llm from log truth ratios on the data to forget; their definition says which truth and which mean."""
     kr = item_retention(log_ratios).measured()
