@@ -79,6 +79,10 @@ class Method(ABC):
         """
         return ()
 
+    def remarks(self, sizes: Mapping[str, Mapping[str, int]]) -> Sequence[str]:
+        """What whoever plans a run should know of it; ``sizes``: by client, how many samples each part has."""
+        return ()
+
     @property
     def recipe(self) -> Local:
         """The local recipe in force."""
