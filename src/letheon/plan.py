@@ -228,7 +228,7 @@ def repeated(steps: Sequence[Cost], rounds: int) -> Cost:
     total = Cost("")
     for name in COUNTED:
         taken = [getattr(step, name) for step in steps]
-        setattr(total, name, sum(taken) + (rounds - len(taken)) * taken[-1])
+        setattr(total, name, sum(taken) + (rounds - len(taken)) * (taken[-1] if taken else 0))
     return total
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from letheon.errors import MethodError
+from letheon.errors import ConfigError, MethodError
 from letheon.phase import Phase, State, Step
 from letheon.request import Part, Scope
 from letheon.tasks.base import Task
@@ -91,6 +91,12 @@ class Method(ABC):
     @abstractmethod
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         """The phases that lead from ``start`` (the model at the request) to the unlearned model."""
+
+
+def demand_rounds(method: Method, rounds: int | None, *, least: int = 0) -> None:
+    """Raise ``ConfigError`` if ``method.rounds`` is set to fewer than ``least``."""
+    if rounds is not None and rounds < least:
+        raise ConfigError(f"{method.name}.rounds: must be at least {least}, got {rounds}")
 
 
 def demand_given(method: Method, gives: frozenset[str]) -> None:
