@@ -79,7 +79,7 @@ class Plan:
         disk_bytes: size of the run folder at the end.
         disk_peak_bytes: its largest size on the way, with the journal of one stage.
         workers: clients trained at a time, as the estimate of time takes it.
-        notes: what the population says of itself.
+        notes: what the population says of itself, and the methods of themselves.
     """
 
     digest: str
@@ -125,7 +125,10 @@ def plan(experiment: Experiment, *, workers: int | None = None) -> Plan:
         disk.add(state, priced)
         stages.append(StagePlan(name, priced))
     total = summed([phase for stage in stages for phase in stage.phases])
-    return Plan(experiment.digest, tuple(stages), total, disk.kept, disk.peak, workers, population.notes)
+    sizes = _sizes(population, 1)
+    remarks = [remark for method in experiment.methods.values() for remark in method.remarks(sizes)]
+    notes = (*population.notes, *remarks)
+    return Plan(experiment.digest, tuple(stages), total, disk.kept, disk.peak, workers, notes)
 
 
 def stages_of(experiment: Experiment) -> list[tuple[str, list[Phase]]]:
@@ -225,7 +228,7 @@ def repeated(steps: Sequence[Cost], rounds: int) -> Cost:
     total = Cost("")
     for name in COUNTED:
         taken = [getattr(step, name) for step in steps]
-        setattr(total, name, sum(taken) + (rounds - len(taken)) * taken[-1])
+        setattr(total, name, sum(taken) + (rounds - len(taken)) * (taken[-1] if taken else 0))
     return total
 
 

@@ -214,7 +214,6 @@ class Results:
     def _worst(self, point: Point) -> dict[str, Any]:
         gone = self.run.population.labels
         fields = worst_class(point.test_correct, self._test_counts, without=gone).fields("mu_worst_class")
-        fields = worst_class(point.test_correct, self._test_counts, without=gone).fields("mu_worst_class")
         client, value = worst_client(point.test_correct, self._test_counts, self._retained_labels)
         return fields | value.fields("mu_worst_client") | {"worst_client": client}
 

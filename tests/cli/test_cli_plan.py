@@ -113,6 +113,14 @@ def test_every_method_can_be_priced_in_every_scope(
     assert found.stages[-1].stage == f"{method}.continue"
 
 
+def test_the_plan_says_how_likely_fats_is_to_run_rounds_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("letheon.calibration.timed", lambda act, budget: 0.001)
+    method = "method={name='fats',rounds=1,cohort=1,steps=1,batch_size=1}"
+    experiment = Experiment.load(place / "tiny.toml", [method, "compare=[]", "request.scope=client"])
+    likely = f"{100 / experiment.clients:.3g} %"
+    assert plan(experiment).notes[-1] == f"fats: rounds are run again with probability {likely} at most"
+
+
 def test_a_stream_is_priced_without_being_run(command: Command) -> None:
     demo = Path(__file__).parents[2] / "experiments" / "llm_demo.toml"
     small = "task.language.model={vocabulary=320,width=16,layers=1,heads=1}"

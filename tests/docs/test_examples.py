@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
+import textwrap
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from letheon import config, pipeline
+from letheon import config, pipeline, registry
 from letheon.cli.run import is_stream
 from letheon.experiment import Experiment
 from letheon.metrics.verdict import GENERALISES, LEARNT, RESURFACING_LIMIT, UNKNOWN, UTILITY_LIMIT
@@ -22,6 +26,7 @@ from letheon.tasks.partition import Partition
 from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
+from letheon.testing import CHECKS, STATISTICAL, check_method
 from letheon.training import Local
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +60,61 @@ def test_the_method_in_the_docs_runs(shown: Any, tmp_path: Path) -> None:
     )
     rows = Results(pipeline.run(experiment, tmp_path)).rows()
     assert [row["method"] for row in rows] == ["retrain", "shrink"]
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the package that docs/add-a-method.md describes is installed, as pip leaves it."""
+    page = ROOT / "docs" / "add-a-method.md"
+    source, *_ = blocks(page, "python")
+    (group, named), *_ = tomllib.loads(textwrap.dedent(blocks(page, "toml")[0]))["project"]["entry-points"].items()
+    ((name, target),) = named.items()
+    module, _, _ = target.partition(":")
+    file = tmp_path / "installed" / Path(*module.split(".")).with_suffix(".py")
+    file.parent.mkdir(parents=True)
+    (file.parent / "__init__.py").touch()
+    file.write_text(source)
+    info = tmp_path / "installed" / f"{file.parent.name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {file.parent.name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {target}\n")
+    monkeypatch.syspath_prepend(info.parent)
+    return info.parent
+
+
+def test_an_outside_package_with_the_method_in_the_docs_is_listed_run_and_reported(
+    outside: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'task = "digits"\nclients = 4\ntrain_rounds = 2\ncontinue_rounds = 1\npartition = { kind = "iid" }\n'
+        "request = { min_forget = 20, trigger = { size = 2, margin = 0 } }\nlocal = { lr = 0.05 }\n"
+        'method = { name = "lethe" }\n'
+    )
+    paths = os.pathsep.join([str(outside), *(path for path in sys.path if path)])
+
+    def letheon(*words: str) -> str:
+        line = [sys.executable, "-m", "letheon.cli", *words]
+        environment = os.environ | {"PYTHONPATH": paths}
+        return subprocess.run(
+            line, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300
+        ).stdout
+
+    assert "From the package my_package." in letheon("methods")
+    letheon("run", "mine.toml", "--set", "method.name=shrink", "--set", "method.factor=0.25", "--out", "run")
+    rows = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [row["method"] for row in rows] == ["retrain", "shrink"]
+    assert "factor = 0.25" in (tmp_path / "run" / "experiment.toml").read_text()
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check not in STATISTICAL])
+def test_the_method_of_an_outside_package_passes_the_conformance_suite(outside: Path, check: str) -> None:
+    method = registry.get("method", "shrink")
+    assert str(outside) in str(sys.modules[method.__module__].__file__)
+    try:
+        assert check_method(method(rounds=1), "client", check) == ""
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+            del sys.modules[name]
 
 
 def test_the_readme_shows_a_valid_experiment() -> None:

@@ -72,6 +72,13 @@ def test_table_vi_prints_bytes_of_ten_clients_in_four_byte_numbers(method: str) 
     assert f"{found:.2e}" == printed("lethe-table6", method, "CM")
 
 
+def test_the_adapters_have_the_size_that_the_shape_of_llama_3_2_3b_gives() -> None:
+    width, keys, inner, layers, rank = 3072, 1024, 8192, 28, 32
+    attention = 2 * (width + width) + 2 * (width + keys)
+    perceptron = 3 * (width + inner)
+    assert layers * rank * (attention + perceptron) == LORA_PARAMETERS
+
+
 def test_twenty_clients_in_two_byte_numbers_explain_table_vi_as_well() -> None:
     four = communication(LORA_PARAMETERS, rounds=7, participants=10)
     assert communication(LORA_PARAMETERS, rounds=7, participants=20, scalar_bytes=2) == four

@@ -13,7 +13,14 @@ import torch
 from letheon import tree
 from letheon.client import Client
 from letheon.data import Data
-from letheon.methods.draws import batches_of, client_probability, cohort_of, first_hit, sample_probability
+from letheon.methods.draws import (
+    batches_of,
+    client_probability,
+    cohort_of,
+    first_hit,
+    recomputation,
+    sample_probability,
+)
 from letheon.methods.fats import FATS, Entry
 from letheon.phase import State, drive, seed_of
 from letheon.request import Request
@@ -119,6 +126,19 @@ def test_the_stability_bounds_are_bounds() -> None:
     assert hit / runs < sample_probability(local, samples, rounds=rounds, cohort=cohort, clients=clients)
     assert sample_probability(local, samples, rounds=3, cohort=2, clients=5) == pytest.approx(3 * 2 * 4 / 60)
     assert client_probability(2, 1, 5) == pytest.approx(0.4)
+
+
+def test_a_request_runs_rounds_again_with_the_probabilities_of_its_holders_in_sum() -> None:
+    local, settings = Local(steps=2, batch_size=2), {"rounds": 2, "cohort": 1}
+    sizes = {name: {"all": 40, "forget": 0} for name in "abcde"}
+    one = 2 * 1 * 2 * 2 / (5 * 40)
+    assert recomputation(sizes, local, **settings) == 0.0
+    assert recomputation(sizes | {"a": {"all": 40, "forget": 3}}, local, **settings) == pytest.approx(3 * one)
+    assert recomputation(sizes | {"a": {"all": 40, "forget": 40}}, local, **settings) == pytest.approx(0.4)
+    spread = {"a": {"all": 40, "forget": 3}, "b": {"all": 20, "forget": 1}, "f": {"all": 0, "forget": 0}}
+    assert recomputation(sizes | spread, local, **settings) == pytest.approx(5 * one)
+    everyone = {name: {"all": 40, "forget": 39} for name in "abcde"}
+    assert recomputation(everyone, local, **settings) == 1.0
 
 
 def brute_force(seeds: list[int], times: list[int], gone: set[int]) -> int:

@@ -13,7 +13,9 @@ from letheon import tree
 from letheon.errors import ConfigError
 from letheon.methods.base import fedavg
 from letheon.methods.lethe import MOST, PROBE, REBOUND, Lethe, Search, accuracy
+from letheon.methods.rectify import Gamma
 from letheon.phase import LOG, Phase, State, drive
+from letheon.testing.scene import Altered
 from letheon.training import Local
 from letheon.work import Reply, Work
 
@@ -79,6 +81,20 @@ def test_a_step_that_nothing_can_shorten_enough_is_undone_with_its_buffers(small
     method = replace(method, search=Search(keep=1.0, smallest=1.0, largest=1.0))
     start = trained(small)
     end = drive(method.phases(start, small.task), small.tap, start, seed=3)
+    assert tree.digest(end.params | end.buffers) == tree.digest(start.params | start.buffers)
+
+
+def test_a_step_that_is_not_finite_is_undone(small: Small) -> None:
+    """Both streams are finite, but γΔᵘ is not."""
+
+    def vast(call: int, work: Work, reply: Reply) -> Reply:
+        size = {"forget": 3e38, "retain": 1.0}[work.part]
+        tensors = {name: torch.full_like(tensor, size) for name, tensor in reply.tensors.items()}
+        return replace(reply, tensors=tensors)
+
+    method = Lethe(adapter=None, gamma=Gamma("constant", value=2.0), rounds=1, restore_rounds=0, local=LOCAL)
+    start = trained(small)
+    end = drive(method.phases(start, small.task), Altered(small.tap, vast), start, seed=1)
     assert tree.digest(end.params | end.buffers) == tree.digest(start.params | start.buffers)
 
 

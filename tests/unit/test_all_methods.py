@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from letheon.methods.base import Method
 from letheon.methods.fats import FATS
 from letheon.methods.federaser import FedEraser
 from letheon.methods.lethe import Lethe
+from letheon.methods.puf import PUF
 from letheon.phase import State, drive
 from letheon.pipeline import Run
 from letheon.plan import COUNTED, plan
@@ -151,3 +152,28 @@ def test_an_own_origin_that_has_not_learnt_makes_its_row_void(run: Run) -> None:
 
 def test_only_methods_that_say_so_record(run: Run) -> None:
     assert {m.name for m in NAMED if records_training(m)} <= {m.name for m in NAMED if "history" in m.needs}
+
+
+COUNTS = [(m, f.name) for m in NAMED for f in fields(m) if f.name.endswith("rounds")]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("method", "name"), COUNTS, ids=lambda value: getattr(value, "name", value))
+def test_no_method_takes_a_negative_number_of_rounds(method: Method, name: str) -> None:
+    with pytest.raises(ConfigError, match="rounds"):
+        replace(method, **{name: -1})  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("name", ["retrain", "fine-tuning", "weight-distance"])
+def test_what_consists_of_training_takes_a_round_at_least(name: str) -> None:
+    with pytest.raises(ConfigError, match="rounds"):
+        registry.get("method", name)(rounds=0)
+
+
+def test_a_method_without_recovery_rounds_is_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("letheon.calibration.timed", lambda act, budget: 0.001)
+    found = plan(replace(EXPERIMENT, method=PUF(rounds=0), compare=()))
+    (stage,) = [stage for stage in found.stages if stage.stage == "puf.unlearn"]
+    assert [(phase.phase, phase.rounds, phase.bytes_up > 0) for phase in stage.phases] == [
+        ("subtract", 1, True),
+        ("restore", 0, False),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from letheon.experiment import Experiment
 from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.negate import NoT
 from letheon.pipeline import Run, run
+from letheon.report import diagrams
 from letheon.report.diagnostics import Diagnostics, as_text, diagnostics_of, grids, limits
 from letheon.report.html import html, write_report
 from letheon.report.model import report_of
@@ -126,12 +128,52 @@ def test_a_report_shows_diagnostics_when_the_file_is_there(trained: Run, told: D
     write_report(trained, path)
     page = path.read_text()
     assert "<h2>Diagnostics</h2>" in page
-    for word in ("Rollback tendency, loss on the straight path", "Penultimate features of all models", "RT by layer"):
+    for word in ("loss on the straight path", "Penultimate features of all models", "RT by layer", "common axes"):
         assert word in page
     assert "No membership inference" not in page
     assert "noise as far as fine-tuning" in page
     write_report(trained, tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == path.read_bytes()
+
+
+def test_every_diagnostic_is_drawn_from_its_own_numbers(trained: Run, told: Diagnostics) -> None:
+    curves = report_of(trained).curves
+    drawings: dict[str, Callable[[Diagnostics], str | None]] = {
+        "courses": lambda told: diagrams.courses(told, curves),
+        "own": lambda told: diagrams.clouds(told, "own"),
+        "common": lambda told: diagrams.clouds(told, "common"),
+        "dots": diagrams.dots,
+        "layers": diagrams.layers,
+    }
+    points = {"forget": [[0.0, 1.0]], "retained": [[2.0, 3.0]]}
+    tendencies = {layer: [0.5, -0.5] for layer in told.rows("rollback")["not"]["layers"]}
+    altered: list[tuple[str, str, dict[str, Any]]] = [
+        ("courses", "rollback", {"rounds": [0.5, -0.5]}),
+        ("courses", "connectivity", {"losses_recalibrated": {"forget": [1.0, 2.0, 3.0]}}),
+        ("courses", "relearning", {"courses": {"rounds": [1.0, 99.0], "steps": [1.0]}}),
+        ("courses", "relearning", {"courses": {"rounds": [1.0], "steps": [1.0, 99.0]}}),
+        ("own", "features", {"points_own": points}),
+        ("common", "features", {"points_common": points}),
+        ("dots", "features", {"fd_relative": 0.123}),
+        ("dots", "membership", {"auc": 0.123}),
+        ("dots", "membership", {"tpr_at_1": 12.3, "tpr_at_1_low": 1.0, "tpr_at_1_high": 99.0}),
+        ("dots", "probe", {"accuracy": 12.3}),
+        ("layers", "rollback", {"layers": tendencies}),
+    ]
+    before = {name: draw(told) for name, draw in drawings.items()}
+    for drawing, section, fields in altered:
+        other = changed(told, section, "not", **fields)
+        differing = {name for name, draw in drawings.items() if draw(other) != before[name]}
+        assert differing == {drawing}, (section, fields)
+
+
+def test_the_barrier_with_fresh_batch_norm_has_a_column_where_there_is_one(told: Diagnostics) -> None:
+    assert "fresh BatchNorm" not in [name for grid in grids(told) for name in grid.columns]
+    ends = {"barrier_recalibrated_low": 0.0, "barrier_recalibrated_high": 1.0, "barrier_recalibrated_reason": None}
+    assert cell(changed(told, "connectivity", "not", barrier_recalibrated=0.25, **ends), "not", "fresh BatchNorm") == (
+        "0.250",
+        "[0.000, 1.000]",
+    )
 
 
 def test_a_page_stands_any_set_of_sections_and_rows_without_numbers(trained: Run, told: Diagnostics) -> None:

@@ -36,6 +36,7 @@ def test_every_row_is_a_valid_experiment_with_every_method_that_it_lists(name: s
     experiment = built(name, scale)
     assert list(experiment.methods)[:2] == ["retrain", "lethe"]
     assert "fine-tuning" in experiment.methods  # without it a run cannot say whether it tells methods apart
+    assert "detach" in experiment.methods  # who only leaves is not unlearned
 
 
 @pytest.mark.parametrize("found", targets().values(), ids=str)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from letheon.errors import MethodError
+from letheon.errors import ConfigError, MethodError
 from letheon.phase import Phase, State, Step
 from letheon.request import Part, Scope
 from letheon.tasks.base import Task
@@ -79,6 +79,10 @@ class Method(ABC):
         """
         return ()
 
+    def remarks(self, sizes: Mapping[str, Mapping[str, int]]) -> Sequence[str]:
+        """What whoever plans a run should know of it; ``sizes``: by client, how many samples each part has."""
+        return ()
+
     @property
     def recipe(self) -> Local:
         """The local recipe in force."""
@@ -87,6 +91,12 @@ class Method(ABC):
     @abstractmethod
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         """The phases that lead from ``start`` (the model at the request) to the unlearned model."""
+
+
+def demand_rounds(method: Method, rounds: int | None, *, least: int = 0) -> None:
+    """Raise ``ConfigError`` if ``method.rounds`` is set to fewer than ``least``."""
+    if rounds is not None and rounds < least:
+        raise ConfigError(f"{method.name}.rounds: must be at least {least}, got {rounds}")
 
 
 def demand_given(method: Method, gives: frozenset[str]) -> None:

@@ -13,7 +13,7 @@ from letheon import tree
 from letheon.client import KINDS, Client, client_work, finite
 from letheon.data import Data
 from letheon.errors import ConfigError
-from letheon.methods.base import Method
+from letheon.methods.base import Method, demand_rounds
 from letheon.phase import Phase, State
 from letheon.tasks.base import Task, buffers_of, params_of
 from letheon.training import Local, train
@@ -77,6 +77,7 @@ class WeightDistance(Method):
     local: Local | None = None
 
     def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds, least=1)
         if self.weight <= 0:
             raise ConfigError(f"weight-distance.weight: must be positive, got {self.weight}")
 

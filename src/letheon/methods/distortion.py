@@ -10,7 +10,7 @@ import torch
 
 from letheon import tree
 from letheon.errors import ConfigError
-from letheon.methods.base import Method, fedavg
+from letheon.methods.base import Method, demand_rounds, fedavg
 from letheon.phase import Phase, State, seed_of
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -51,6 +51,7 @@ class WeightDistortion(Method):
     local: Local | None = None
 
     def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds)
         if self.sigma <= 0:
             raise ConfigError(f"weight-distortion.sigma: must be positive, got {self.sigma}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,25 @@ def sample_probability(local: Local, samples: int, *, rounds: int, cohort: int, 
     """ρ_S = min(1, RKEb/(MN)), for one sample of a client that holds N = ``samples``; E and b as in ``local``."""
     drawn = (local.steps or 1) * local.batch_size
     return min(1.0, rounds * cohort * drawn / (clients * samples))
+
+
+def recomputation(sizes: Mapping[str, Mapping[str, int]], local: Local, *, rounds: int, cohort: int) -> float:
+    """At most so likely is it that a request makes rounds run again: the sum over the holders of data to forget.
+
+    Args:
+        sizes: by client, how many samples it has (``all``) and how many of them go (``forget``).
+        local: E and b.
+        rounds: R.
+        cohort: K.
+    """
+    clients = sum(own["all"] > 0 for own in sizes.values())
+    drawn = client_probability(rounds, cohort, clients)
+    total = 0.0
+    for own in sizes.values():
+        if own["forget"]:
+            one = sample_probability(local, own["all"], rounds=rounds, cohort=cohort, clients=clients)
+            total += min(drawn, own["forget"] * one)
+    return min(1.0, total)
 
 
 def cohort_of(names: Sequence[str], count: int, seed: int) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method
-from letheon.methods.draws import cohort_of
+from letheon.methods.draws import cohort_of, recomputation
 from letheon.phase import Phase, State, seed_of
 from letheon.request import Part
 from letheon.tasks.base import Task
@@ -100,7 +100,8 @@ class FATS(Method):
     ends with continued training, which is plain FedAvg.
 
     The chance that anything is computed anew is at most ρ_S = RKEb/(MN) for a sample and ρ_C = RK/M for
-    a client (``letheon.methods.draws``): FATS pays off only where K, E and b are so small that these are well below 1.
+    a client (``letheon.methods.draws``; ``letheon plan`` tells the bound for the request): FATS pays off only where
+    K, E and b are so small that these are well below 1.
 
     Attributes:
         cohort: K, clients drawn in each round, with replacement; at least as many as a quorum needs.
@@ -134,6 +135,10 @@ class FATS(Method):
     def recipe(self) -> Local:
         """The local recipe in force, with E and b, from round 0 on."""
         return replace(self.local or Local(), steps=self.steps, batch_size=self.batch_size, first_round=0)
+
+    def remarks(self, sizes: Mapping[str, Mapping[str, int]]) -> Sequence[str]:
+        bound = recomputation(sizes, self.recipe, rounds=self.rounds or 1, cohort=self.cohort)
+        return (f"fats: rounds are run again with probability {100 * bound:.3g} % at most",)
 
     def origin(self, task: Task, local: Local, rounds: int) -> Sequence[Phase]:
         own = self.configured(local, rounds, 0)

@@ -16,7 +16,7 @@ from letheon import tree
 from letheon.client import Client, client_work
 from letheon.data import Data
 from letheon.errors import ConfigError
-from letheon.methods.base import Method, fedavg, train_work
+from letheon.methods.base import Method, demand_rounds, fedavg, train_work
 from letheon.phase import Phase, State
 from letheon.tasks.base import Task
 from letheon.training import Local, Loss
@@ -109,6 +109,7 @@ class FedU(Method):
     local: Local | None = None
 
     def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds)
         if self.damping <= 0:
             raise ConfigError(f"fedu.damping: must be positive, got {self.damping}")
         if self.balance_rounds < 1:

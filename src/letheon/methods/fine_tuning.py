@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from letheon.methods.base import Method, fedavg
+from letheon.methods.base import Method, demand_rounds, fedavg
 from letheon.phase import Phase, State
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -28,6 +28,9 @@ class FineTuning(Method):
 
     rounds: int = 8
     local: Local | None = None
+
+    def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds, least=1)
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         return [Phase("restore", fedavg(self.recipe), self.rounds)]

@@ -221,10 +221,9 @@ class Lethe(Method):
         update, alignments = rectify(*streams, layers, self.gamma, literal=self.literal, kept=kept)
         following = replace(state, buffers=state.buffers if self.buffers == "origin" else retain.buffers)
         scale, baseline = self.length(federation, state, following, update)
-        following = following if scale else state
+        moved = following.moved(update, scale) if scale else state  # 0 times what is not finite is not 0
         rows = torch.tensor([a.row(scale) for a in alignments.values()], dtype=torch.float64)
-        scratch = state.scratch | baseline | pace
-        return replace(following.moved(update, scale), scratch=scratch).logged(**{ALIGNMENT: rows})
+        return replace(moved, scratch=state.scratch | baseline | pace).logged(**{ALIGNMENT: rows})
 
     def paced(self, federation: Federation, state: State) -> tuple[Local, Params]:
         """The forget stream's recipe, and what to keep of it in scratch: the retained clients are counted once."""

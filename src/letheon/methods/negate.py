@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from letheon.errors import MethodError
-from letheon.methods.base import Method, fedavg
+from letheon.methods.base import Method, demand_rounds, fedavg
 from letheon.phase import Phase, State
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -38,6 +38,9 @@ class NoT(Method):
     tensors: tuple[str, ...] = ()
     rounds: int = 8
     local: Local | None = None
+
+    def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds)
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         names = self.tensors or next(iter(task.layers.values()))[:1]

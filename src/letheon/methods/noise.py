@@ -10,7 +10,7 @@ import torch
 
 from letheon import tree
 from letheon.errors import ConfigError
-from letheon.methods.base import Method, fedavg, train_work
+from letheon.methods.base import Method, demand_rounds, fedavg, train_work
 from letheon.phase import Phase, State, seed_of
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -49,6 +49,7 @@ class Noise(Method):
     local: Local | None = None
 
     def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds)
         if self.scale <= 0:
             raise ConfigError(f"noise.scale: must be positive, got {self.scale}")
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from letheon import tree
 from letheon.errors import ConfigError
-from letheon.methods.base import Method, fedavg, train_work
+from letheon.methods.base import Method, demand_rounds, fedavg, train_work
 from letheon.phase import Phase, State
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -36,6 +36,7 @@ class PUF(Method):
     local: Local | None = None
 
     def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds)
         if self.rate is not None and self.rate <= 0:
             raise ConfigError(f"puf.rate: must be positive, got {self.rate}")
 

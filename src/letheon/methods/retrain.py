@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from letheon.methods.base import Method, fedavg
+from letheon.methods.base import Method, demand_rounds, fedavg
 from letheon.phase import Phase, State
 from letheon.tasks.base import Task
 from letheon.training import Local
@@ -28,6 +28,9 @@ class Retrain(Method):
     rounds: int | None = None
     init_seed: int | None = None
     local: Local | None = None
+
+    def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds, least=1)
 
     def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
         return self.filled({"local": local, "rounds": train_rounds, "init_seed": seed})

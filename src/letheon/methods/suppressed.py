@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from letheon import tree
 from letheon.errors import ConfigError
-from letheon.methods.base import Method, train_work
+from letheon.methods.base import Method, demand_rounds, train_work
 from letheon.methods.distance import origin_of, remembering
 from letheon.phase import Phase, State
 from letheon.tasks.base import Task
@@ -58,6 +58,7 @@ class SuppressedRecovery(Method):
     local: Local | None = None
 
     def __post_init__(self) -> None:
+        demand_rounds(self, self.rounds)
         if self.rate <= 0:
             raise ConfigError(f"suppressed-recovery.rate: must be positive, got {self.rate}")
         if self.ascent_rounds < 1:

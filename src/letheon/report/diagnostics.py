@@ -41,12 +41,16 @@ class Diagnostics:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: the field of a section that it shows, and how its numbers are written."""
+    """A column: the field of a section that it shows, and how its numbers are written.
+
+    ``is_rare``: left out where no model has a value.
+    """
 
     name: str
     section: str
     field: str
     write: Write
+    is_rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("RT", "rollback", "rt", _signed),
         Column("recovers in rounds", "connectivity", "recovery_rounds", amount),
         Column("barrier, nats", "connectivity", "barrier", _plain),
+        Column("fresh BatchNorm", "connectivity", "barrier_recalibrated", _plain, is_rare=True),
         Column("barrier / distance", "connectivity", "barrier_per_distance", _plain),
         Column("relearns in rounds", "relearning", "relearn_rounds", amount),
         Column("in steps", "relearning", "relearn_steps", amount),
@@ -115,7 +120,8 @@ NOTES: dict[str, tuple[str, str]] = {
     "connectivity": (
         "Recovery and barrier",
         "rounds of training on all data until 95 % of Origin's KR is back, and the height of the loss on the data to "
-        "forget between the two models over the straight line. Over a longer way there is a higher barrier for free.",
+        "forget between the two models over the straight line; fresh BatchNorm: with its statistics taken anew. "
+        "Over a longer way there is a higher barrier for free.",
     ),
     "relearning": ("Relearning", "training on the data to forget alone until half of Origin's KR is back."),
     "features": (
@@ -150,13 +156,18 @@ def grids(told: Diagnostics) -> list[Grid]:
     """The tables, without the columns that were not measured."""
     made = []
     for title, columns in COLUMNS.items():
-        shown = [column for column in columns if told.rows(column.section)]
+        shown = [column for column in columns if _is_shown(told, column)]
         if shown:
             labels = list(dict.fromkeys(label for column in shown for label in told.rows(column.section)))
             lines = [(label, tuple(_cell(told, column, label) for column in shown)) for label in labels]
             names = ("model", *(column.name for column in shown))
             made.append(Grid(title, names, tuple(lines), tuple(_notes(told, shown))))
     return made
+
+
+def _is_shown(told: Diagnostics, column: Column) -> bool:
+    rows = told.rows(column.section).values()
+    return any(row.get(column.field) is not None for row in rows) if column.is_rare else bool(rows)
 
 
 def _cell(told: Diagnostics, column: Column, label: str) -> Cell:

@@ -62,7 +62,13 @@ def html(report: Report, diagnostics: Diagnostics | None = None) -> str:
 
 
 def _diagnosed(report: Report, told: Diagnostics) -> dict[str, Any]:
-    figures = {"courses": diagrams.courses(told, report.curves), "clouds": diagrams.clouds(told)}
+    figures = {
+        "courses": diagrams.courses(told, report.curves),
+        "clouds": diagrams.clouds(told, "own"),
+        "common": diagrams.clouds(told, "common"),
+        "dots": diagrams.dots(told),
+        "layers": diagrams.layers(told),
+    }
     rows = [row for row in told.rows("rollback").values() if not row["undefined"]]
     return {
         "diagnostics": told,
