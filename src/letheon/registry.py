@@ -143,6 +143,11 @@ METHODS: dict[str, Entry] = {
         "Train in small random draws; run again, exactly, from the first that the data were in; own Origin.",
         _ALL_SCOPES,
     ),
+    "cop": Entry(
+        "letheon.methods.held:Held",
+        "Hold what earlier requests settled while another method (base) serves the next: COP for federations.",
+        _ALL_SCOPES,
+    ),
     "ga": _language("letheon.methods.ascent:GA", "ascend on the texts to forget."),
     "graddiff": _language("letheon.methods.ascent:GradDiff", "ascend there, descend on retained texts."),
     "ga-kl": _language("letheon.methods.ascent:GAKL", "ascend there, stay near the old model elsewhere."),

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from letheon.cop.basis import Basis, Moments, Selection, Sinks, from_params, least_free, least_held, served, to_params
 from letheon.cop.guard import Guard, confined, freeze
-from letheon.cop.hooks import Batch, collect, damped, find_spaces, protect
+from letheon.cop.hooks import Batch, collect, damped, extended, find_spaces, protect, rules, untied, warn
 from letheon.cop.layers import Spaces
 from letheon.cop.lora import Adapters
 from letheon.cop.store import Provenance, load, save
@@ -42,6 +42,7 @@ __all__ = [
     "collect",
     "confined",
     "damped",
+    "extended",
     "find_spaces",
     "freeze",
     "from_params",
@@ -49,7 +50,10 @@ __all__ = [
     "least_held",
     "load",
     "protect",
+    "rules",
     "save",
     "served",
     "to_params",
+    "untied",
+    "warn",
 ]

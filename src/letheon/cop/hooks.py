@@ -68,7 +68,7 @@ def find_spaces(module: nn.Module, batch: Batch, *, names: Sequence[str] | None 
     Raises:
         MethodError: a layer of ``names`` is of another kind or is not called.
     """
-    layers = {name: layer(module, name) for name in (_untied(module) if names is None else names)}
+    layers = {name: layer(module, name) for name in (untied(module) if names is None else names)}
     seen: dict[str, list[Tensor]] = {}
     with _evaluating(module), _listening(layers, lambda name, inputs: seen.setdefault(name, []).append(inputs)):
         batch.through(module)
@@ -150,18 +150,29 @@ def protect(
         at_once: spaces to collect in one pass: fewer need less memory and more passes. None: all.
         dtype: as for ``collect``.
     """
-    selection, sinks = selection or Selection(), sinks or Sinks()
-    rules: tuple[tuple[Weighting, Rule], ...] = (("raw", sinks), ("unit", selection))
+    selection = selection or Selection()
     grown = dict(bases)
     names = list(spaces)
     step = at_once or max(1, len(names))
     for start in range(0, len(names), step):
         group = {space: spaces[space] for space in names[start : start + step]}
-        for weighting, rule in rules:
+        for weighting, rule in rules(selection, sinks):
             moments = collect(module, batches, group, weighting=weighting, dtype=dtype)
-            grown |= {space: _grown(grown.get(space), found, request, rule) for space, found in moments.items()}
-    _warn({space: grown[space] for space in names}, selection)
+            grown = extended(grown, moments, request=request, rule=rule)
+    warn({space: grown[space] for space in names}, selection)
     return grown
+
+
+def rules(selection: Selection, sinks: Sinks | None = None) -> tuple[tuple[Weighting, Rule], ...]:
+    """By which moments, and how many, directions are taken, in this order."""
+    return ("raw", sinks or Sinks()), ("unit", selection)
+
+
+def extended(
+    bases: Mapping[str, Basis], moments: Mapping[str, Moments], *, request: int, rule: Rule
+) -> dict[str, Basis]:
+    """All of ``bases``, those of the spaces of ``moments`` grown by them; a space without a basis starts empty."""
+    return {**bases, **{space: _grown(bases.get(space), found, request, rule) for space, found in moments.items()}}
 
 
 def _grown(basis: Basis | None, moments: Moments, request: int, rule: Rule) -> Basis:
@@ -170,7 +181,8 @@ def _grown(basis: Basis | None, moments: Moments, request: int, rule: Rule) -> B
     return basis.extended(moments, request=request, rule=rule)
 
 
-def _warn(bases: Mapping[str, Basis], selection: Selection) -> None:
+def warn(bases: Mapping[str, Basis], selection: Selection) -> None:
+    """Log what the caps left unprotected, and what is full."""
     short = {space: basis.held for space, basis in bases.items() if basis.held < selection.energy - SLACK}
     full = [space for space, basis in bases.items() if selection.columns(len(basis.vectors)) <= basis.rank]
     if short:
@@ -246,7 +258,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a is b or torch.equal(a, b)
 
 
-def _untied(module: nn.Module) -> list[str]:
+def untied(module: nn.Module) -> list[str]:
     """Layers that can be constrained and whose weight no other module has."""
     return [
         name

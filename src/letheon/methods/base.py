@@ -34,6 +34,7 @@ class Method(ABC):
         needs: what it needs, whatever its settings: a record of the training run (``history``), replies one by one and
             not only their weighted mean (``per-client``), a language model (``text``). Refused early if absent.
         repeats: whether it can serve a second request on the model that it left; refused before any work if not.
+        remembers: whether it leaves memory of its own to the next request, derived from what was forgotten.
         mixes: whether requests of different scopes can be served together, in one pass; refused before any work if not.
         presets: named sets of field values.
         known_failures: conformance checks that the method cannot pass, each with the reason.
@@ -44,6 +45,7 @@ class Method(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     repeats: ClassVar[bool] = True
     mixes: ClassVar[bool] = True
+    remembers: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     known_failures: ClassVar[Mapping[str, str]] = {}
 

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-import torch
 from torch import Tensor, nn
 
 from letheon import cop, tree
 from letheon.client import Client, client_work, finite
-from letheon.cop import Adapters, Basis, Batch, Guard, Selection
+from letheon.cop import Adapters, Basis, Guard, Selection
 from letheon.data import Data
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method
@@ -26,16 +25,14 @@ from letheon.request import Scope
 from letheon.tasks.base import Task, params_of
 from letheon.tasks.text import TextTask
 from letheon.text.descent import Held, Recipe, descend
-from letheon.text.encoding import lengths, trimmed
 from letheon.text.goal import Goal
+from letheon.text.passes import first, passes
 from letheon.training import Local
 from letheon.tree import Params
 from letheon.work import Federation, Reply, Scalar, Work, average, separate
 
 Trains = Literal["all", "linear"]
 Retain = Literal["", "nll", "kl", "stay"]
-ROWS = 16
-"""Texts that pass at once while inputs are collected."""
 MOMENTS = 2**30
 """Bytes of second moments that are held at a time; more spaces are collected in further passes."""
 
@@ -235,7 +232,7 @@ def _constrained(module: nn.Module, work: Work, data: Data, seed: int) -> Iterat
     bases = cop.from_params(work.extras)
     rank = int(work.options.get("lora_rank", 0))
     trainable = {name for name, p in module.named_parameters() if p.requires_grad}
-    spaces = cop.find_spaces(module, _batch(data.take(torch.arange(1)), device=device))
+    spaces = cop.find_spaces(module, first(data, device))
     adapters = None
     if rank:
         names = [name for members in spaces.values() for name in members]
@@ -270,14 +267,11 @@ def _protect(client: Client, work: Work, data: Data, module: nn.Module, seed: in
     """Extend the bases in ``extras`` by the directions of this request's inputs. Replies all bases."""
     device = next(module.parameters()).device
     bases = cop.from_params({name: tensor.to(device) for name, tensor in work.extras.items()})
-    spaces = cop.find_spaces(module, _batch(data.take(torch.arange(1)), device=device))
+    spaces = cop.find_spaces(module, first(data, device))
     widest = max(module.get_parameter(f"{space}.weight").shape[1] for space in spaces)
-    shared = _shared(data.inputs)
-    chunks = torch.arange(len(data)).split(ROWS)
-    batches = [_batch(data.take(rows), device=device, shared=shared, count=len(data)) for rows in chunks]
     grown = cop.protect(
         module,
-        batches,
+        passes(data, device),
         spaces,
         bases,
         request=cop.served(bases),
@@ -285,16 +279,3 @@ def _protect(client: Client, work: Work, data: Data, module: nn.Module, seed: in
         at_once=max(1, MOMENTS // (8 * widest**2)),
     )
     return Reply(0, client.name, {name: tensor.cpu() for name, tensor in cop.to_params(grown).items()})
-
-
-def _batch(data: Data, *, device: torch.device, shared: int = 0, count: int = 1) -> Batch:
-    """All tokens but padding, prompts included; the prefix that all ``count`` texts share counts once."""
-    inputs, _ = trimmed(data.inputs, data.targets)
-    counted = torch.arange(inputs.shape[1]) < lengths(inputs)[:, None]
-    return Batch(inputs.to(device), cop.damped(counted.double(), first=shared, factor=1.0 / count))
-
-
-def _shared(inputs: Tensor) -> int:
-    """Tokens that all texts begin with: the template's."""
-    same = (inputs == inputs[:1]).all(0)
-    return int(same.long().cumprod(0).sum()) if len(inputs) > 1 else 0

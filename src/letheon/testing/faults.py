@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from letheon import config, tree
+from letheon import config, registry, tree
 from letheon.errors import RoundError
 from letheon.files import write
 from letheon.journal import DiskJournal, load_state, save_state
@@ -64,9 +65,18 @@ def demand_resumption(method: Method, scene: Scene) -> None:
     )
 
 
+def rebuilt(method: Method, table: Mapping[str, Any]) -> Method:
+    """The method from its own table; it need not be listed, but methods that it is made of are."""
+
+    def known(name: str) -> type:
+        return type(method) if name == method.name else registry.get("method", name)
+
+    return config.build(Method, table, "conformance", resolve={Method: known})  # type: ignore[type-abstract]
+
+
 def _resumed(scene: Scene, method: Method, folder: Path, *, stop: int) -> State | None:
     """The end, or None if the run was interrupted in round ``stop`` of this attempt; that round is lost."""
-    fresh = config.build(Method, config.plain(method), "conformance", resolve={Method: lambda _: type(method)})  # type: ignore[type-abstract]
+    fresh = rebuilt(method, config.plain(method))
     journal = DiskJournal(folder / "journal", owner="conformance")
     start, _ = load_state(folder / START)
     observers = [_Stop(stop).observe]

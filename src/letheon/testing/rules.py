@@ -23,6 +23,7 @@ from letheon.request import Part, Scope
 from letheon.tasks.target import Target
 from letheon.tasks.trigger import Trigger
 from letheon.tasks.vision import Digits
+from letheon.testing.faults import rebuilt
 from letheon.testing.scene import FOREIGN, Altered, Backwards, Scene, Tap, Watch, demand, digest, small
 from letheon.tree import Params
 from letheon.work import Reply, Work
@@ -41,7 +42,7 @@ def config_round_trips(method: Method, scope: Scope) -> None:
     else:
         raise AssertionError("is not frozen; decorate it with @dataclass(frozen=True)")
     table = json.loads(json.dumps(config.plain(method)))
-    again = config.build(Method, table, "conformance", resolve={Method: lambda _: type(method)})  # type: ignore[type-abstract]
+    again = rebuilt(method, table)
     demand(again == method, f"does not come back from its own configuration {table}: {again}")
     demand(config.digest(again) == config.digest(method), "equal settings have different digests")
     filled = small(scope).configured(method)
@@ -260,7 +261,8 @@ def demand_nothing_is_kept(method: Method, scene: Scene) -> None:
     kept = FOREIGN in end.memory and torch.equal(end.memory[FOREIGN], start.memory[FOREIGN])
     demand(kept, "the memory of another method was changed or dropped; carry state.memory along")
     new = sorted(end.memory.keys() - start.memory.keys())
-    demand(method.needs or not new, f"leaves {new} in memory, which outlives the request, and declares no needs")
+    declared = method.needs or method.remembers
+    demand(declared or not new, f"leaves {new} in memory, which outlives the request, and declares no needs")
     gone = frozenset[str]().union(*(request.clients for request in scene.requests))
     for client in sorted(gone):
         _demand_unnamed(client, [*reference.phases, *end.params, *end.buffers, *end.memory])
