@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from flwr.app import Message
+from flwr.cli.build import build_fab_from_disk
 
 from letheon import config, registry, tree
 from letheon.errors import ConfigError, MethodError, RoundError
@@ -206,6 +209,15 @@ def test_an_app_is_never_written_over_something(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     with pytest.raises(ConfigError, match="is there already"):
         write_app(tmp_path / "app")
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # flwr's own
+def test_what_the_server_keeps_is_not_sent_to_the_sites(app: ModuleType, tmp_path: Path) -> None:
+    life(app, tmp_path)[0].whole()
+    (tmp_path / "state").rename(tmp_path / "fed-app/state")  # where pyproject.toml has it
+    with zipfile.ZipFile(BytesIO(build_fab_from_disk(tmp_path / "fed-app"))) as sent:
+        names = {name for name in sent.namelist() if not name.startswith(".info/")}
+    assert names == {"pyproject.toml", *(name for name in FILES if name.startswith("fed/"))}
 
 
 def test_every_file_of_the_template_is_written(tmp_path: Path) -> None:
