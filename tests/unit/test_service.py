@@ -184,6 +184,7 @@ def test_policies_may_change_while_the_federation_lives(app: ModuleType, tmp_pat
         ("[[requests]]\nscope = 'samples'", "needs the id that its owner was told"),
         ("[[requests]]\nscope = 'class'\nlabel = 3\nid = 'x'", "other scopes take none"),
         ("[[requests]]\nscope = 'client'", "needs the field 'client'"),
+        ("[[requests]]\nscope = 'class'\nlabel = 0\n" * 2, "requests: scope 'class', 0 is listed twice"),
     ],
 )
 def test_the_configuration_is_strict(change: str, reason: str, tmp_path: Path) -> None:

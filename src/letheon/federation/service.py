@@ -72,6 +72,10 @@ class Asked:
         return Admitted.of(Request(self.scope, self.client, self.label))
 
 
+def _named(asked: Asked) -> str:
+    return f"scope {asked.scope!r}, {asked.client or asked.id or asked.label}"
+
+
 @dataclass(frozen=True)
 class Service:
     """What a federation does; its ``federation.toml``.
@@ -116,6 +120,9 @@ class Service:
                 raise ConfigError(f"requests: {self.method.name} does not serve scope {asked.scope!r}")
             if asked.client is not None and asked.client not in self.clients:
                 raise ConfigError(f"requests: no client {asked.client!r}; there are {', '.join(self.clients)}")
+        listed = [asked.admitted.id for asked in self.requests]
+        if twice := next((asked for at, asked in enumerate(self.requests) if listed[at] in listed[:at]), None):
+            raise ConfigError(f"requests: {_named(twice)} is listed twice; take the later one away")
         if len(self.requests) > 1 and not self.method.repeats:
             raise ConfigError(f"requests: {self.method.name} serves one request only")
 
