@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
@@ -32,7 +34,7 @@ from letheon.runtimes.exclusions import Exclusions
 from letheon.runtimes.flower import Flower
 from letheon.runtimes.inprocess import InProcess
 from letheon.runtimes.mail import WORK, content, parcel_in
-from letheon.runtimes.records import pack_replies, unpack_replies
+from letheon.runtimes.records import pack_replies, unpack_order, unpack_replies
 from letheon.runtimes.site import Site
 from letheon.testing.grid import Fault, MemoryGrid, apps_of
 
@@ -150,6 +152,35 @@ def test_a_site_whose_updates_are_far_too_long_is_left_out_by_name(app: ModuleTy
     events = json.loads(result.read_text())["events"]
     assert [(event["client"], event["round"]) for event in events] == [("site-c", 1), ("site-c", 2), ("site-c", 3)]
     assert "times the median of the 3 replies" in events[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight": math.nan},
+        {"metrics": {}},
+        {"metrics": {"accuracy": math.nan}},
+        {"metrics": {"accuracy": 7.0}},
+        {"tensors": {"correct": torch.full((1,), math.nan)}},
+    ],
+)
+def test_a_site_that_says_nothing_sensible_of_a_model_is_not_heard(
+    change: dict[str, Any], app: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(message: Any, answer: Any) -> Any:
+        reply, (work,) = answer(message), unpack_order(parcel_in(message.content)).works.values()
+        if work.kind != "evaluate":
+            return reply
+        replies = [replace(each, **change) for each in unpack_replies(parcel_in(reply.content), "")]
+        return Message(content(pack_replies(replies)), reply_to=message)
+
+    def only_of_work(message: Any, answer: Any) -> Any:
+        return fault(message, answer) if message.metadata.message_type == WORK else answer(message)
+
+    app.SERVICE = replace(app.SERVICE, train_rounds=1)
+    life(app, tmp_path, faults={12: only_of_work})[0].whole()
+    assert "client site-c has no say on the model" in caplog.text
+    assert 0.0 <= accuracies(tmp_path)["000.train"]["all"] <= 1.0
 
 
 def test_a_federation_that_aggregates_securely_refuses_by_name_who_reads_single_updates(app: ModuleType) -> None:
