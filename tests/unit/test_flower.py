@@ -424,3 +424,13 @@ def test_a_node_of_the_simulation_engine_is_a_client_by_its_number() -> None:
 def test_a_node_that_is_nobody_says_what_to_do(node: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         identity(context(node), ["a", "b"])
+
+
+def test_private_keys_are_their_owner_s_alone_from_the_first_moment(tmp_path: Path) -> None:
+    from letheon.federation.keys import certify, key_pair
+
+    files = certify(tmp_path / "certificates", "127.0.0.1")
+    public = key_pair(tmp_path / "keys/site-a")
+    for private in (files.key, public.with_suffix("")):
+        assert private.stat().st_mode & 0o777 == 0o600
+        assert private.parent.stat().st_mode & 0o777 == 0o700

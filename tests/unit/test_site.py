@@ -187,6 +187,14 @@ def test_a_damaged_table_is_named_and_nothing_is_done(tmp_path: Path) -> None:
         Exclusions(tmp_path / "table.db").file(SAMPLES)
 
 
+def test_a_new_table_is_for_its_owner_s_eyes_only(tmp_path: Path) -> None:
+    Exclusions(tmp_path / "t.db").file(SAMPLES)
+    assert (tmp_path / "t.db").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "t.db").chmod(0o640)
+    Exclusions(tmp_path / "t.db").file(SAMPLES)
+    assert (tmp_path / "t.db").stat().st_mode & 0o777 == 0o640
+
+
 def test_the_table_is_one_sqlite_file_that_other_tools_can_read(tmp_path: Path) -> None:
     id = Exclusions(tmp_path / "t.db").file(SAMPLES)
     Exclusions(tmp_path / "t.db").admit([Admitted(id, "samples")])

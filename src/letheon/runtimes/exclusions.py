@@ -93,6 +93,7 @@ class Exclusions:
         """A transaction of its own: whole or not at all, on disk when it ends."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)  # of what is there already the mode stays as it is
             with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as table:
                 table.executescript(f"PRAGMA synchronous = FULL; {_TABLES}")
                 table.execute("BEGIN IMMEDIATE")
