@@ -6,7 +6,6 @@ The usual stack is ``Excluding(Quorum(Metered(runtime)))``.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from letheon import tree
-from letheon.client import KINDS
+from letheon.client import KINDS, LARGEST_LOSS
 from letheon.errors import Diverged, Excluded, RoundError
 from letheon.outliers import Judged, demand_factor, outlying
 from letheon.phase import State
@@ -72,8 +71,8 @@ class Metered:
             self._open.bytes_down += tree.n_bytes(new)
             sent.update(id(t) for t in new.values())
         self._open.bytes_up += tree.n_bytes(reply.tensors) + tree.n_bytes(reply.buffers)
-        self._open.samples += reply.metrics.get("samples", 0.0)
-        self._open.flops += reply.metrics.get("flops", 0.0)
+        self._open.samples += _told(reply, "samples")
+        self._open.flops += _told(reply, "flops")
 
     def observe(self, phase: str, done: int, state: State) -> None:
         """Book the open round."""
@@ -92,6 +91,12 @@ class Metered:
     def load(self, data: Any) -> None:
         """The inverse of ``dump``."""
         self.phases = [Cost(**row) for row in data]
+
+
+def _told(reply: Reply, name: str) -> float:
+    """A number of a reply that nobody has checked yet; one that no client can mean would end the books of all."""
+    value = reply.metrics.get(name, 0.0)
+    return value if _is_meant(value) else 0.0
 
 
 class Quorum:
@@ -142,7 +147,7 @@ class Quorum:
         log.log(level, "client %s quarantined in this round, and in later ones as need be: %s", client, reason)
 
     def _judged(self, works: Sequence[Work]) -> Iterator[Judged]:
-        judged = ((reply, _fault(works[reply.work], reply)) for reply in self._inner.run(*works))
+        judged = ((reply, fault(works[reply.work], reply)) for reply in self._inner.run(*works))
         return judged if self._outlier_factor is None else outlying(judged, works, self._outlier_factor)
 
     def observe(self, phase: str, done: int, state: State) -> None:
@@ -162,15 +167,24 @@ class Quorum:
 _NOT_FINITE = "its reply is not finite (NaN or infinity)"
 
 
-def _fault(work: Work, reply: Reply) -> str:
+LARGEST_WEIGHT = 2.0**53
+"""Samples of one client. Sums over clients stay finite, and a number of samples exact."""
+
+
+def _is_meant(value: float) -> bool:
+    """Whether a client can mean a number: no NaN, nor one whose sums leave the finite numbers."""
+    return abs(value) <= LARGEST_LOSS
+
+
+def fault(work: Work, reply: Reply) -> str:
     """Why a reply cannot be used, or nothing."""
     if reply.error:
         return reply.error
     if not (tree.is_finite(reply.tensors) and tree.is_finite(reply.buffers)):
         return _NOT_FINITE
-    if not 0.0 <= reply.weight < math.inf:
+    if not 0.0 <= reply.weight <= LARGEST_WEIGHT:
         return f"its weight is {reply.weight}"
-    broken = [name for name, value in reply.metrics.items() if not math.isfinite(value)]
+    broken = [name for name, value in reply.metrics.items() if not _is_meant(value)]
     if broken:
         return f"its {broken[0]} is {reply.metrics[broken[0]]}"
     answers = KINDS[work.kind].answers if work.kind in KINDS else "free"

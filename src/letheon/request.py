@@ -71,7 +71,10 @@ class Request:
 
     @cached_property
     def id(self) -> str:
-        """Name of the request, derived from its content: safe to send, it lists no sample."""
+        """Name of the request, derived from its content; it lists no sample.
+
+        Few samples can be found from it by trying: a site gives its requests other ids, see ``Exclusions.file``.
+        """
         if self.also:
             text = "+".join(each.id for each in self.members)
         else:

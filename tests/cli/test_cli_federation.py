@@ -25,5 +25,7 @@ def test_a_new_federation_is_written_once(tmp_path: Path, command: Command) -> N
 
 def test_forgetting_samples_prints_the_id_and_nothing_else(tmp_path: Path, command: Command) -> None:
     request = Request("samples", samples=(5, 17))
-    assert command("forget", tmp_path / "site.db", "17", "5", "17") == (0, f"{request.id}\n", "")
-    assert Exclusions(tmp_path / "site.db").admit([Admitted.of(request)]) == {request.id: request}
+    code, out, err = command("forget", tmp_path / "site.db", "17", "5", "17")
+    id = out.removesuffix("\n")
+    assert (code, err) == (0, "")
+    assert Exclusions(tmp_path / "site.db").admit([Admitted(id, "samples")]) == {id: request}

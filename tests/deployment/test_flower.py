@@ -1,7 +1,6 @@
 """Real processes: a SuperLink, SuperNodes, a process for every message. Minutes, hence few tests, each of a whole life.
 
-What else can go wrong (late, raising, NaN) is tested on the Grid in memory, in tests/unit/test_flower.py and
-tests/crash/test_flower.py.
+The same and more in seconds, on the Grid in memory, is in tests/unit/test_flower.py and tests/crash/test_flower.py.
 """
 
 from __future__ import annotations

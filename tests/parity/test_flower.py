@@ -66,7 +66,7 @@ def nodes_of(scene: Scene, folder: Path) -> Flower:
     sites = [Site(name, data, scene.task, folder / f"{name}.db") for name, data in scene.clients.items()]
     if scene.request.scope == "samples":
         for site in sites:
-            Exclusions(site.table).file(scene.request)
+            Exclusions(site.table).file(scene.request, id=scene.request.id)
     runtime = over(sites)
     runtime.admit([scene.request])
     return runtime

@@ -27,8 +27,8 @@ from letheon.runtimes.mail import HELLO, WORK, Silence, content, parcel_in
 from letheon.runtimes.records import Parcel, pack_replies, unpack_replies
 from letheon.runtimes.site import Site
 from letheon.runtimes.terms import Terms
-from letheon.tasks.vision import Digits
-from letheon.testing.grid import SERVER, Answer, Fault, MemoryGrid
+from letheon.tasks.vision import Digits, MNIST5k
+from letheon.testing.grid import SERVER, Answer, Fault, MemoryGrid, apps_of
 from letheon.training import Local
 from letheon.work import Reply, Work
 
@@ -129,6 +129,18 @@ def test_what_travels_is_what_the_cost_metric_counts(tmp_path: Path) -> None:
     # A model of 2,500 parameters: what is not tensors is a few kilobytes a message, whatever the model.
     assert 0 < sent["down"] - meter.phases[0].bytes_down < 3 * 5000
     assert 0 < sent["up"] - meter.phases[0].bytes_up < 3 * 5000
+
+
+def test_of_lenet_s_messages_all_but_two_percent_is_what_the_cost_metric_counts(tmp_path: Path) -> None:
+    task = MNIST5k()
+    data = task.train().take(torch.arange(8))
+    grid = MemoryGrid(apps_of([Site(name, data, task, tmp_path / f"{name}.db") for name in "abc"]))
+    meter, state = Metered(Flower(grid, ["a", "b", "c"], terms=QUICK)), task.init(0)
+    list(meter.run(Work("train", state.params, state.buffers, options=Local().options(0))))
+    meter.observe("p", 1, state)
+    sent = {way: sum(p.bytes for p in grid.passages if (p.way, p.kind) == (way, WORK)) for way in ("down", "up")}
+    assert 1.0 < sent["down"] / meter.phases[0].bytes_down < 1.02
+    assert 1.0 < sent["up"] / meter.phases[0].bytes_up < 1.02
 
 
 def test_nodes_with_registered_names_are_not_asked_for_them(tmp_path: Path) -> None:
@@ -424,3 +436,13 @@ def test_a_node_of_the_simulation_engine_is_a_client_by_its_number() -> None:
 def test_a_node_that_is_nobody_says_what_to_do(node: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         identity(context(node), ["a", "b"])
+
+
+def test_private_keys_are_their_owner_s_alone_from_the_first_moment(tmp_path: Path) -> None:
+    from letheon.federation.keys import certify, key_pair
+
+    files = certify(tmp_path / "certificates", "127.0.0.1")
+    public = key_pair(tmp_path / "keys/site-a")
+    for private in (files.key, public.with_suffix("")):
+        assert private.stat().st_mode & 0o777 == 0o600
+        assert private.parent.stat().st_mode & 0o777 == 0o700

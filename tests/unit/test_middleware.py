@@ -64,6 +64,8 @@ BAD = {
     "weight nan": (but("bad", weight=NAN), "its weight is nan"),
     "weight infinite": (but("bad", weight=float("inf")), "its weight is inf"),
     "weight negative": (but("bad", weight=-1.0), "its weight is -1"),
+    "weight beyond counting": (but("bad", tensors={"w": torch.ones(4)}, weight=1e308), r"its weight is 1e\+308"),
+    "a metric beyond all": (replace(but("bad"), metrics={"loss": 1.7e308}), r"its loss is 1\.7e\+308"),
 }
 
 
@@ -126,6 +128,16 @@ def test_of_a_cohort_smaller_than_the_quorum_all_must_answer() -> None:
     assert average(quorum.run(replace(train(), clients=("a",)))).clients == ("a",)
     with pytest.raises(RoundError, match="1 usable replies to 'train' on 'retain', 2 needed"):
         average(quorum.run(replace(train(), clients=("a", "b", "c"))))
+
+
+@pytest.mark.parametrize("told", [NAN, float("inf"), -float("inf"), 1.7e308])
+def test_numbers_that_no_client_can_mean_do_not_reach_the_costs(told: float) -> None:
+    bad = replace(good("b"), metrics={"samples": told, "flops": told})
+    meter = Metered(Canned([good("a"), bad, replace(bad, client="c")]))
+    average(Quorum(meter).run(train()))
+    meter.observe("restore", 1, STATE)
+    (cost,) = meter.phases
+    assert (cost.samples, cost.flops) == (2.0, 10.0)
 
 
 NAN_REPLY, ERROR_REPLY = BAD["nan"][0], BAD["error"][0]

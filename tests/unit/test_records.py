@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import struct
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,13 @@ def altered(**fields: object) -> Parcel:
     return replace(parcel, text=json.dumps(content))
 
 
+def of_type(name: str) -> bytes:
+    """A safetensors file whose tensors, a byte a number, are of a type that torch may not have."""
+    told = {place: {"dtype": name, "shape": [1], "data_offsets": [place, place + 1]} for place in range(3)}
+    header = json.dumps(told)
+    return struct.pack("<Q", len(header)) + header.encode() + b"\1" * 3
+
+
 @pytest.mark.parametrize(
     "parcel",
     [
@@ -137,6 +145,8 @@ def altered(**fields: object) -> Parcel:
         altered(tensors={"w": -1}),
         altered(extra=1),
         pack_order(Order("c", {0: WORK})),
+        pack_replies([replace(REPLY, tensors={"w": torch.zeros(3).to(torch.float8_e4m3fn)})]),
+        replace(pack_replies([REPLY]), tensors=of_type("F8_E8M0")),
     ],
 )
 def test_what_is_damaged_is_refused(parcel: Parcel) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
 
 from flwr.app import Message
+from flwr.cli.build import build_fab_from_disk
 
 from letheon import config, registry, tree
 from letheon.errors import ConfigError, MethodError, RoundError
@@ -29,7 +34,7 @@ from letheon.runtimes.exclusions import Exclusions
 from letheon.runtimes.flower import Flower
 from letheon.runtimes.inprocess import InProcess
 from letheon.runtimes.mail import WORK, content, parcel_in
-from letheon.runtimes.records import pack_replies, unpack_replies
+from letheon.runtimes.records import pack_replies, unpack_order, unpack_replies
 from letheon.runtimes.site import Site
 from letheon.testing.grid import Fault, MemoryGrid, apps_of
 
@@ -149,6 +154,35 @@ def test_a_site_whose_updates_are_far_too_long_is_left_out_by_name(app: ModuleTy
     assert "times the median of the 3 replies" in events[0]["reason"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight": math.nan},
+        {"metrics": {}},
+        {"metrics": {"accuracy": math.nan}},
+        {"metrics": {"accuracy": 7.0}},
+        {"tensors": {"correct": torch.full((1,), math.nan)}},
+    ],
+)
+def test_a_site_that_says_nothing_sensible_of_a_model_is_not_heard(
+    change: dict[str, Any], app: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(message: Any, answer: Any) -> Any:
+        reply, (work,) = answer(message), unpack_order(parcel_in(message.content)).works.values()
+        if work.kind != "evaluate":
+            return reply
+        replies = [replace(each, **change) for each in unpack_replies(parcel_in(reply.content), "")]
+        return Message(content(pack_replies(replies)), reply_to=message)
+
+    def only_of_work(message: Any, answer: Any) -> Any:
+        return fault(message, answer) if message.metadata.message_type == WORK else answer(message)
+
+    app.SERVICE = replace(app.SERVICE, train_rounds=1)
+    life(app, tmp_path, faults={12: only_of_work})[0].whole()
+    assert "client site-c has no say on the model" in caplog.text
+    assert 0.0 <= accuracies(tmp_path)["000.train"]["all"] <= 1.0
+
+
 def test_a_federation_that_aggregates_securely_refuses_by_name_who_reads_single_updates(app: ModuleType) -> None:
     promised = replace(app.SERVICE, secure_aggregation=True)
     for name in registry.names("method", language=False):
@@ -181,6 +215,7 @@ def test_policies_may_change_while_the_federation_lives(app: ModuleType, tmp_pat
         ("[[requests]]\nscope = 'samples'", "needs the id that its owner was told"),
         ("[[requests]]\nscope = 'class'\nlabel = 3\nid = 'x'", "other scopes take none"),
         ("[[requests]]\nscope = 'client'", "needs the field 'client'"),
+        ("[[requests]]\nscope = 'class'\nlabel = 0\n" * 2, "requests: scope 'class', 0 is listed twice"),
     ],
 )
 def test_the_configuration_is_strict(change: str, reason: str, tmp_path: Path) -> None:
@@ -206,6 +241,15 @@ def test_an_app_is_never_written_over_something(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     with pytest.raises(ConfigError, match="is there already"):
         write_app(tmp_path / "app")
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # flwr's own
+def test_what_the_server_keeps_is_not_sent_to_the_sites(app: ModuleType, tmp_path: Path) -> None:
+    life(app, tmp_path)[0].whole()
+    (tmp_path / "state").rename(tmp_path / "fed-app/state")  # where pyproject.toml has it
+    with zipfile.ZipFile(BytesIO(build_fab_from_disk(tmp_path / "fed-app"))) as sent:
+        names = {name for name in sent.namelist() if not name.startswith(".info/")}
+    assert names == {"pyproject.toml", *(name for name in FILES if name.startswith("fed/"))}
 
 
 def test_every_file_of_the_template_is_written(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ DATA = TASK.train().take(torch.arange(40))
 CLIENT, CLASS = Request("client", client="c"), Request("class", label=3)
 OTHER = Request("client", client="d")
 SAMPLES = Request("samples", samples=(1, 5, 9))
+OTHER_SAMPLES = Request("samples", samples=(1, 5, 8))
 
 
 def site(folder: Path, name: str = "c") -> Site:
@@ -92,17 +93,24 @@ def test_nothing_is_admitted_by_halves(tmp_path: Path) -> None:
 
 
 def test_what_samples_a_request_is_about_only_their_owner_knows(tmp_path: Path) -> None:
-    works = [train("retain"), train("forget", SAMPLES.id)]
     owner, other = site(tmp_path / "owner"), site(tmp_path / "other")
-    assert Exclusions(owner.table).file(SAMPLES) == SAMPLES.id
-    assert [r.weight for r in answered(owner, works, SAMPLES)] == [37.0, 3.0]
-    assert [r.weight for r in answered(other, works, SAMPLES)] == [40.0]
+    id = Exclusions(owner.table).file(SAMPLES)
+    order = Order("c", {0: train("retain"), 1: train("forget", id)}, (Admitted(id, "samples"),))
+    assert [r.weight for r in owner.answer(order)] == [37.0, 3.0]
+    assert [r.weight for r in other.answer(order)] == [40.0]
+
+
+def test_an_id_cannot_be_found_by_trying_samples_and_is_no_other_site_s(tmp_path: Path) -> None:
+    mine, other = (Exclusions(tmp_path / name).file(SAMPLES) for name in ("a.db", "b.db"))
+    assert len({mine, other, SAMPLES.id}) == 3
 
 
 def test_filing_twice_is_filing_once(tmp_path: Path) -> None:
     table = Exclusions(tmp_path / "t.db")
     assert table.file(SAMPLES) == table.file(SAMPLES)
-    assert table.admit(told(SAMPLES)) == {SAMPLES.id: SAMPLES}
+    id = table.file(SAMPLES)
+    assert table.admit([Admitted(id, "samples")]) == {id: SAMPLES}
+    assert table.file(OTHER_SAMPLES) != id
 
 
 def test_a_client_that_holds_nothing_of_a_part_does_not_answer_for_it(tmp_path: Path) -> None:
@@ -179,11 +187,19 @@ def test_a_damaged_table_is_named_and_nothing_is_done(tmp_path: Path) -> None:
         Exclusions(tmp_path / "table.db").file(SAMPLES)
 
 
-def test_the_table_is_one_sqlite_file_that_other_tools_can_read(tmp_path: Path) -> None:
+def test_a_new_table_is_for_its_owner_s_eyes_only(tmp_path: Path) -> None:
     Exclusions(tmp_path / "t.db").file(SAMPLES)
-    Exclusions(tmp_path / "t.db").admit(told(SAMPLES))
+    assert (tmp_path / "t.db").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "t.db").chmod(0o640)
+    Exclusions(tmp_path / "t.db").file(SAMPLES)
+    assert (tmp_path / "t.db").stat().st_mode & 0o777 == 0o640
+
+
+def test_the_table_is_one_sqlite_file_that_other_tools_can_read(tmp_path: Path) -> None:
+    id = Exclusions(tmp_path / "t.db").file(SAMPLES)
+    Exclusions(tmp_path / "t.db").admit([Admitted(id, "samples")])
     table = sqlite3.connect(tmp_path / "t.db")
-    assert table.execute("SELECT id, request FROM filed").fetchall() == [(SAMPLES.id, json.dumps(asdict(SAMPLES)))]
-    assert table.execute("SELECT life, position, id FROM admitted").fetchall() == [("", 0, SAMPLES.id)]
+    assert table.execute("SELECT id, request FROM filed").fetchall() == [(id, json.dumps(asdict(SAMPLES)))]
+    assert table.execute("SELECT life, position, id FROM admitted").fetchall() == [("", 0, id)]
     table.close()
     assert os.listdir(tmp_path) == ["t.db"]

@@ -40,6 +40,7 @@ def certify(folder: Path, host: str) -> Certificates:
     leaf = _builder("letheon authority", host, server)
     leaf = leaf.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), critical=False)
     leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = Certificates(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     for path, builder in ((files.authority, root), (files.certificate, leaf)):
         write(path, builder.sign(issuer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
@@ -58,6 +59,7 @@ def _builder(issuer: str, subject: str, key: ec.EllipticCurvePrivateKey) -> x509
 def key_pair(path: Path) -> Path:
     """A new key of a SuperNode: the private one in ``path``; returns the public one's path, which may be shown."""
     key = ec.generate_private_key(ec.SECP384R1())
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_private(path, key, serialization.PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     write(path.with_suffix(".pub"), public + b"\n")
@@ -65,5 +67,6 @@ def key_pair(path: Path) -> Path:
 
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> None:
+    """In a folder of its owner's: until its mode is set, the file is everybody's to read."""
     write(path, key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
     path.chmod(0o600)

@@ -18,7 +18,7 @@ from letheon.errors import ConfigError
 from letheon.files import write_json
 from letheon.life import has_own_training, seen_by, stage_folder, stage_seed
 from letheon.methods.base import Method, demand_given, fedavg
-from letheon.middleware import Excluding, Metered, Quorum
+from letheon.middleware import Excluding, Metered, Quorum, fault
 from letheon.outliers import demand_factor
 from letheon.phase import Phase, State
 from letheon.request import Part, Request, Scope
@@ -72,6 +72,10 @@ class Asked:
         return Admitted.of(Request(self.scope, self.client, self.label))
 
 
+def _named(asked: Asked) -> str:
+    return f"scope {asked.scope!r}, {asked.client or asked.id or asked.label}"
+
+
 @dataclass(frozen=True)
 class Service:
     """What a federation does; its ``federation.toml``.
@@ -116,6 +120,9 @@ class Service:
                 raise ConfigError(f"requests: {self.method.name} does not serve scope {asked.scope!r}")
             if asked.client is not None and asked.client not in self.clients:
                 raise ConfigError(f"requests: no client {asked.client!r}; there are {', '.join(self.clients)}")
+        listed = [asked.admitted.id for asked in self.requests]
+        if twice := next((asked for at, asked in enumerate(self.requests) if listed[at] in listed[:at]), None):
+            raise ConfigError(f"requests: {_named(twice)} is listed twice; take the later one away")
         if len(self.requests) > 1 and not self.method.repeats:
             raise ConfigError(f"requests: {self.method.name} serves one request only")
 
@@ -213,9 +220,12 @@ class Life:
         works = [Work("evaluate", state.params, state.buffers, part) for part in parts]
         totals = dict.fromkeys(parts, (0.0, 0.0))
         for reply in self._excluding(self._runtime, number).run(*works):
-            if not reply.error:
-                part, right = parts[reply.work], reply.weight * reply.metrics["accuracy"]
-                totals[part] = (totals[part][0] + right, totals[part][1] + reply.weight)
+            accuracy = reply.metrics.get("accuracy", -1.0)
+            if reason := fault(works[reply.work], reply) or ("" if 0 <= accuracy <= 1 else "it tells no accuracy"):
+                log.warning("client %s has no say on the model: %s", reply.client, reason)
+                continue
+            part = parts[reply.work]
+            totals[part] = (totals[part][0] + reply.weight * accuracy, totals[part][1] + reply.weight)
         return {part: right / weight for part, (right, weight) in totals.items() if weight}
 
 

@@ -5,7 +5,9 @@ It belongs to the owner of the data, outlives every process and every run, and n
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -22,6 +24,7 @@ CREATE TABLE IF NOT EXISTS filed (id TEXT PRIMARY KEY, request TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS admitted (
     life TEXT, position INTEGER, id TEXT, told TEXT NOT NULL, PRIMARY KEY (life, position), UNIQUE (life, id)
 );
+CREATE TABLE IF NOT EXISTS secret (key BLOB NOT NULL);
 """
 
 
@@ -38,11 +41,18 @@ class Exclusions:
         self._path = path
         self._life = life
 
-    def file(self, request: Request) -> str:
-        """Keep what a request stands for; returns the id, the only thing to tell the server. Twice is once."""
+    def file(self, request: Request, *, id: str = "") -> str:
+        """Keep what a request stands for; returns the id, the only thing to tell the server. Twice is once.
+
+        Args:
+            request: what is to be forgotten.
+            id: under which. By default one that takes this table's secret to derive: from a plain digest of a few small
+                numbers anybody finds them by trying, and another site may have samples of the same numbers.
+        """
         with self._open() as table:
-            table.execute("INSERT OR IGNORE INTO filed VALUES (?, ?)", (request.id, json.dumps(asdict(request))))
-        return request.id
+            id = id or hmac.new(_key(table), request.id.encode(), "sha256").hexdigest()[: len(request.id)]
+            table.execute("INSERT OR IGNORE INTO filed VALUES (?, ?)", (id, json.dumps(asdict(request))))
+        return id
 
     def admit(self, asked: Sequence[Admitted]) -> dict[str, Request]:
         """Admit what is new among the requests in force; returns all that concern this client, in order.
@@ -83,6 +93,7 @@ class Exclusions:
         """A transaction of its own: whole or not at all, on disk when it ends."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)  # of what is there already the mode stays as it is
             with closing(sqlite3.connect(self._path, timeout=30, isolation_level=None)) as table:
                 table.executescript(f"PRAGMA synchronous = FULL; {_TABLES}")
                 table.execute("BEGIN IMMEDIATE")
@@ -94,3 +105,12 @@ class Exclusions:
                 table.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
             raise LetheonError(f"{self._path}: the exclusion table cannot be used ({error}); see to it") from error
+
+
+def _key(table: sqlite3.Connection) -> bytes:
+    """The table's secret, made when it is first needed."""
+    row = table.execute("SELECT key FROM secret").fetchone()
+    if row is None:
+        row = (secrets.token_bytes(32),)
+        table.execute("INSERT INTO secret VALUES (?)", row)
+    return bytes(row[0])

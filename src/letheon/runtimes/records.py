@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from letheon import config
@@ -24,6 +25,22 @@ from letheon.work import Reply, Scalar, Work
 
 VERSION = 1
 """Of the wire format. Both ends must have the same."""
+
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+"""Of the tensors that are read. Of others torch cannot say whether they are finite."""
 
 T = TypeVar("T")
 Number = float | Literal["nan", "inf", "-inf"]
@@ -250,9 +267,20 @@ def _read(cls: type[T], parcel: Parcel, what: str) -> tuple[T, Params]:
             raise RoundError(
                 f"{what}: wire format {found}, this side has {VERSION}; install the same Letheon on both sides"
             )
-        return config.build(cls, content, what), safetensors.torch.load(parcel.tensors)
+        return config.build(cls, content, what), _loaded(parcel.tensors)
     except (ValueError, ConfigError, safetensors.SafetensorError, RecursionError) as error:
         raise RoundError(f"{what}: damaged, or not written by Letheon ({error})") from error
+
+
+def _loaded(file: bytes) -> Params:
+    try:
+        tensors = safetensors.torch.load(file)
+    except KeyError as error:  # a type that safetensors knows and torch does not
+        raise ValueError(f"a tensor of type {error}") from error
+    other = {str(tensor.dtype) for tensor in tensors.values() if tensor.dtype not in DTYPES}
+    if other:
+        raise ValueError(f"a tensor of type {min(other)}")
+    return tensors
 
 
 def _taken(tensors: Params, places: Mapping[str, int]) -> Params:

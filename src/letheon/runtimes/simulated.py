@@ -40,7 +40,7 @@ def _make(experiment: Experiment, client: str, table: Path, kept: Path) -> None:
         raise ConfigError(f"no client {client!r} in this experiment, which has {known}; correct the node's name")
     for request in population.requests:
         if request.scope == "samples":
-            Exclusions(table).file(request)
+            Exclusions(table).file(request, id=request.id)  # everybody makes the same population
     data = population.clients[client]
     for old in kept.parent.glob(f"{client}-*.safetensors"):
         old.unlink()
