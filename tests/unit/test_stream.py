@@ -94,6 +94,16 @@ def test_origin_knows_what_retrain_does_not(done: StreamRun) -> None:
     assert rows["ga", "2"]["em"] < rows["origin", "2"]["em"]
 
 
+def test_utility_is_told_with_what_it_is_the_mean_of(done: StreamRun) -> None:
+    content = StreamResults(done).content()
+    for row in content["rows"]:
+        parts = [p for p in content["utility"] if (p["method"], p["after"]) == (row["method"], row["after"])]
+        assert {part["part"] for part in parts} == {"retain probability", "retain rouge", "retain truth_ratio"}
+        values = [part["value"] for part in parts]
+        expected = len(values) / sum(1 / value for value in values) if min(values) else 0.0
+        assert row["mu"] == pytest.approx(expected)
+
+
 def test_after_a_request_the_score_is_over_all_texts_so_far(done: StreamRun) -> None:
     results = StreamResults(done)
     exam = done.served["ga"].exams[1]

@@ -18,7 +18,7 @@ from letheon.metrics.text.relapse import Matrix, together
 from letheon.metrics.text.retention import item_retention, resurfacing
 from letheon.metrics.text.scores import Scores
 from letheon.metrics.text.truth_ratio import Form
-from letheon.metrics.text.utility import model_utility
+from letheon.metrics.text.utility import Utility, model_utility
 from letheon.results import stored, total
 from letheon.stream.life import StreamRun
 from letheon.tasks.text import FORGET
@@ -82,11 +82,22 @@ class StreamResults:
 
     def utility(self, exam: Exam, only: str | None = None) -> Measurement:
         """Model utility: the harmonic mean over the scores of the task's sets, or of one of them, in per cent."""
+        return self._utility(exam, only).value
+
+    def utilities(self) -> list[dict[str, Any]]:
+        """What model utility is the mean of: for each model a row for each part."""
+        return [
+            {"method": label, "after": after, "part": part, **measured.fields("value"), "n": measured.n}
+            for label, exam, _, after in self.models()
+            for part, measured in self._utility(exam).parts.items()
+        ]
+
+    def _utility(self, exam: Exam, only: str | None = None) -> Utility:
         needs = {name: row for name, row in self.run.stream.texts.needs().items() if only in (None, name)}
         sets = {
             name: {score: scored(exam.sets[name], score, "true") for score in names} for name, names in needs.items()
         }
-        return model_utility(sets, needs=needs).value
+        return model_utility(sets, needs=needs)
 
     def so_far(self, exam: Exam, metric: str, k: int) -> Measurement:
         """A score on all texts of the first k requests, each counting once: COP's convention."""
@@ -235,7 +246,8 @@ class StreamResults:
             for label in self.streams()
         }
         versions = sorted(_definitions(self.run.origin_exam))
-        return {"rows": self.rows(), "apart": self.apart(), "methods": methods, "versions": versions}
+        told = {"rows": self.rows(), "utility": self.utilities(), "apart": self.apart()}
+        return {**told, "methods": methods, "versions": versions}
 
 
 def scored(row: Row, metric: str, form: Form = "closer") -> Scores:
