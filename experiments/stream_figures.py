@@ -121,10 +121,10 @@ def fronts(rows: Sequence[Row], steps: Mapping[str, Step]) -> Figure:
                 axes.plot(*_means(each), **look, label=f"{base}+cop" if held else base)
                 points = zip(*chain.from_iterable(each), strict=True)
                 axes.plot(*points, ".", color=COLOURS[at], alpha=0.35, markersize=3)
-        for label, colour in (("origin", FAINT), ("retrain", INK)):
-            if ends := [(row[metric], row["mu_first"]) for row in found if row["method"] == label]:
-                axes.plot(*_means([ends]), "*", color=colour, label=label)
-        axes.set(xlabel=f"{what} on the texts to forget (%)", ylabel=SHOWN["mu_first"], xlim=(-2, 102), ylim=(-2, 102))
+        widest = 1.1 * max(row[metric] for row in found if row["method"] in steps)
+        axes.set(ylabel=SHOWN["mu_first"], xlim=(-0.02 * widest, widest), ylim=(-2, 102))
+        (x,), (y,) = _means([[(row[metric], row["mu_first"]) for row in found if row["method"] == "origin"]])
+        axes.set_xlabel(f"{what} on the texts to forget (%); Origin: {x:.0f}, utility {y:.0f}")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=6)
     return figure
 
