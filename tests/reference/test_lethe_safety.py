@@ -84,15 +84,20 @@ def test_a_step_that_nothing_can_shorten_enough_is_undone_with_its_buffers(small
     assert tree.digest(end.params | end.buffers) == tree.digest(start.params | start.buffers)
 
 
-def test_a_step_that_is_not_finite_is_undone(small: Small) -> None:
-    """Both streams are finite, but γΔᵘ is not."""
-
+@pytest.mark.parametrize(
+    ("gamma", "sizes"),
+    [
+        (Gamma("constant", value=2.0), {"forget": 3e38, "retain": 1.0}),  # γΔᵘ is not finite, though both streams are
+        (Gamma(), {"forget": 1e-3, "retain": 3e38}),  # γ itself is beyond float32
+    ],
+)
+def test_a_step_that_is_not_finite_is_undone(small: Small, gamma: Gamma, sizes: dict[str, float]) -> None:
     def vast(call: int, work: Work, reply: Reply) -> Reply:
-        size = {"forget": 3e38, "retain": 1.0}[work.part]
+        size = sizes[work.part]
         tensors = {name: torch.full_like(tensor, size) for name, tensor in reply.tensors.items()}
         return replace(reply, tensors=tensors)
 
-    method = Lethe(adapter=None, gamma=Gamma("constant", value=2.0), rounds=1, restore_rounds=0, local=LOCAL)
+    method = Lethe(adapter=None, gamma=gamma, rounds=1, restore_rounds=0, local=LOCAL)
     start = trained(small)
     end = drive(method.phases(start, small.task), Altered(small.tap, vast), start, seed=1)
     assert tree.digest(end.params | end.buffers) == tree.digest(start.params | start.buffers)

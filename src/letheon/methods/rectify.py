@@ -129,5 +129,7 @@ def rectify(
             elif alignment.branch == "retain":
                 update[name] = retain[name]
             else:
-                update[name] = torch.sub(retain[name], forget[name], alpha=alignment.gamma)
+                # A γ beyond the tensors' range makes a step that is not finite, and is treated as such.
+                largest = torch.finfo(forget[name].dtype).max
+                update[name] = torch.sub(retain[name], forget[name], alpha=min(alignment.gamma, largest))
     return update, alignments
