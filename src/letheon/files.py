@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from letheon.errors import JournalError
+from letheon.errors import ConfigError, JournalError
 
 
 def write(path: Path, content: bytes) -> None:
@@ -52,6 +53,29 @@ def sweep(folder: Path) -> None:
         is_ours = name.endswith(f".{platform.node()}") and all(number.isdigit() for number in numbers)
         if is_ours and not _is_alive(int(numbers[0])):
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While open, no other process can be alone in ``folder``; a process that dies, however, is no longer in it.
+
+    Raises:
+        ConfigError: another process is.
+        JournalError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / ".lock").open("ab")
+    except OSError as error:
+        raise JournalError(f"{folder}: cannot be written ({_cause(folder, error)}); make it writable") from error
+    with opened as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: another run is at work there; wait until it has ended, or stop it and repeat the command"
+            ) from error
+        yield
 
 
 def _is_alive(pid: int) -> bool:

@@ -27,6 +27,7 @@ from letheon import config, registry, tree
 from letheon.errors import ConfigError, MethodError, RoundError
 from letheon.federation.new import FILES, write_app
 from letheon.federation.service import Asked, Life, Service
+from letheon.files import alone_in
 from letheon.methods.base import fedavg
 from letheon.phase import Phase, drive
 from letheon.request import Request
@@ -143,6 +144,16 @@ def test_a_service_that_was_stopped_continues_where_it_was(app: ModuleType, tmp_
     with pytest.raises(RoundError, match="site-b: no reply within 5 s"):
         life(app, tmp_path, CLIENT, faults={11: fault})[0].whole()
     assert tree.digest(life(app, tmp_path, CLIENT)[0].whole().params) == tree.digest(expected.params)
+
+
+def test_two_servers_are_never_at_work_in_one_folder(app: ModuleType, tmp_path: Path) -> None:
+    one, _ = life(app, tmp_path)
+    other, _ = life(app, tmp_path)
+    with alone_in(tmp_path / "state"), pytest.raises(ConfigError, match="another run is at work there"):
+        other.whole()
+    assert not list((tmp_path / "state").glob("stages/*"))
+    one.whole()
+    other.whole()
 
 
 def test_a_site_whose_updates_are_far_too_long_is_left_out_by_name(app: ModuleType, tmp_path: Path) -> None:

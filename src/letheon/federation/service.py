@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from letheon import config, tree
 from letheon.errors import ConfigError
-from letheon.files import write_json
+from letheon.files import alone_in, write_json
 from letheon.life import has_own_training, seen_by, stage_folder, stage_seed
 from letheon.methods.base import Method, demand_given, fedavg
 from letheon.middleware import Excluding, Metered, Quorum, fault
@@ -163,7 +163,15 @@ class Life:
         self._method = service.method.configured(continued, service.train_rounds, service.seed)
 
     def whole(self) -> State:
-        """Do what is not done yet; returns the model at the end. Where it is kept, ``folder/life.json`` says."""
+        """Do what is not done yet; returns the model at the end. Where it is kept, ``folder/life.json`` says.
+
+        Raises:
+            ConfigError: another process is at it, in the same folder.
+        """
+        with alone_in(self._folder):
+            return self._whole()
+
+    def _whole(self) -> State:
         service, method = self._service, self._method
         step = method.training(fedavg(service.local, "all"))
         phases: Sequence[Phase] = [Phase("train", step, service.train_rounds)]
