@@ -123,15 +123,42 @@ def killed(processes: Processes, command: str) -> None:
     assert found
 
 
+DYING = """\
+import os
+import signal
+from pathlib import Path
+
+from letheon.federation import experiment
+
+
+class Dying(experiment.Telling):
+    def point_reached(self, stage, point):
+        super().point_reached(stage, point)
+        if stage == "origin" and point.round and not Path(DIED).exists():
+            Path(DIED).touch()
+            os.kill(os.getpid(), signal.SIGKILL)  # a round is done, and the next one has not begun
+
+
+experiment.Telling = Dying
+server = experiment.server
+client = experiment.client
+"""
+
+
 def test_a_serverapp_and_then_a_forget_node_that_are_killed_cost_a_round_and_no_bit(tmp_path: Path) -> None:
-    experiment = replace(SMALL, flower=Deployment(Terms(deadline_s=240, gather_s=240)))
+    chosen = small("train_rounds=2")
+    experiment = replace(chosen, flower=Deployment(Terms(deadline_s=240, gather_s=240)))
     folder, place = tmp_path / "run", tmp_path / "run/flower"
-    expected = findings(pipeline.run(replace(SMALL, flower=None), tmp_path / "one"))
+    expected = findings(pipeline.run(replace(chosen, flower=None), tmp_path / "one"))
     forgetting = str(experiment.populate().request.client)
     app, names, follow = local.prepared(experiment, folder)
     with links.linked(place) as link:
         nodes = links.start_nodes(link, names, security="open")
-        # The ServerApp is killed when Retrain's first round is on its way.
+        # The ServerApp is killed between two rounds, and once more when Retrain's first round is on its way.
+        (app / "experiment/apps.py").write_text(DYING.replace("DIED", repr(f"{tmp_path}/died")))
+        with link.run(app) as lines, pytest.raises(LetheonError, match="the ServerApp ended early"):
+            follow(pipeline.Silent(), lines)
+        assert (tmp_path / "died").exists()
         server = Killing(("retrain.unlearn", "start"), lambda: killed(link.processes, "flwr-serverapp"))
         with link.run(app) as lines, pytest.raises(LetheonError, match="the ServerApp ended early"):
             follow(server, lines)
