@@ -139,7 +139,12 @@ class _Sum:
             if name not in self.total:
                 self.total[name] = torch.zeros(tensor.shape, dtype=torch.float64)
                 self.dtypes[name] = tensor.dtype
-            self.total[name].add_(tensor, alpha=weight)
+            total = self.total[name]
+            if total.shape != tensor.shape:
+                raise RoundError(
+                    f"average: replies disagree on the shape of {name}: {tuple(total.shape)}, {tuple(tensor.shape)}"
+                )
+            total.add_(tensor, alpha=weight)
         self.weight += weight
 
     def mean(self) -> Params:

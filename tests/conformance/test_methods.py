@@ -30,6 +30,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "fedu", "damping": 10.0, "balance_rounds": 1, "rounds": 0},
     {"name": "fats", "cohort": 2, "steps": 3, "batch_size": 4, "rounds": 3, "seed": 5},
     {"name": "fused", "layers": 1, "rank": 2, "rounds": 3, "local": {"optimizer": "adam", "lr": 0.01, "clip": 1.0}},
+    {"name": "ridge", "solver": "woodbury", "penalty": 0.5},
     {"name": "rapid-retraining", "rounds": 1, "lr": 0.01, "init_seed": 7, "local": {"weight_decay": 0.01, "steps": 3}},
 ]
 WORTHWHILE = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from letheon.errors import RequestError
-from letheon.methods.ridge import Statistics, woodbury
+from letheon.methods.gram import Inverse, Statistics, triangle, woodbury
 
 CLASSES = 3
 Samples = tuple[Tensor, Tensor]
@@ -129,3 +129,32 @@ def test_a_sample_that_is_nearly_the_one_that_was_added_is_refused_too() -> None
 def test_all_may_go_and_the_head_is_then_zero(data: Samples) -> None:
     left = of(data).deleted(of(data))
     assert float(left.solve(1.0).abs().max()) < 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples(least=3), st.data(), st.floats(0.1, 10.0))
+def test_deleting_by_woodbury_gives_the_head_of_factorising_anew(
+    data: Samples, draw: st.DataObject, penalty: float
+) -> None:
+    order = torch.tensor(draw.draw(st.permutations(range(len(data[1])))))
+    cut = draw.draw(st.integers(1, len(order) - 1))
+    total = of(data)
+    kept = Inverse.of(total, penalty)
+    for gone in (order[:cut], order[cut : cut + 1]):  # two requests, one after the other
+        part = taken(data, gone)
+        factor = triangle(torch.cat([part[0].double(), torch.ones(len(gone), 1, dtype=torch.float64)], 1))
+        assert factor.shape == (min(len(gone), data[0].shape[1] + 1), data[0].shape[1] + 1)
+        assert off(factor.T @ factor, of(part).gram) < 1e-9
+        total, kept = total.deleted(of(part)), kept.deleted(factor, of(part).moment)
+        assert float((kept.solve(penalty) - total.solve(penalty)).abs().max()) < 1e-9
+
+
+def test_woodbury_refuses_what_was_never_added_as_far_as_it_can_see() -> None:
+    whole = Inverse.of(Statistics.of(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 0]), CLASSES), 0.1)
+    one = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    with pytest.raises(RequestError, match="more samples of class 1 than there are"):
+        whole.deleted(one, Statistics.of(torch.tensor([[1.0]]), torch.tensor([1]), CLASSES).moment)
+    far = Statistics.of(torch.tensor([[9.0]]), torch.tensor([0]), CLASSES)
+    with pytest.raises(RequestError, match="an eigenvalue of I − RPRᵀ"):
+        whole.deleted(one * torch.tensor([9.0, 1.0]), far.moment)
+    assert torch.equal(whole.deleted(one[:0], torch.zeros_like(whole.moment)).inverse, whole.inverse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,8 @@ from letheon import tree
 from letheon.client import Client
 from letheon.errors import ConfigError, MethodError, RoundError
 from letheon.methods.base import fedavg
-from letheon.methods.ridge import GRAM, MOMENT, Ridge, Statistics, total
+from letheon.methods.gram import GRAM, INVERSE, MOMENT, Statistics
+from letheon.methods.ridge import FACTOR, Ridge, factors, total
 from letheon.middleware import Excluding, Quorum
 from letheon.phase import State, drive
 from letheon.request import Request
@@ -104,6 +106,63 @@ def test_what_an_earlier_request_deleted_is_not_deleted_again(small: Small) -> N
         i for d in small.clients.values() for i, y in zip(d.ids.tolist(), d.targets.tolist(), strict=True) if y == label
     ]
     assert_head(state, solved(small, "ac", 0.5, without=tuple(ids)))
+
+
+def test_by_woodbury_the_head_is_the_same_and_no_features_leave_their_holder(small: Small) -> None:
+    method = Ridge(penalty=0.5, solver="woodbury")
+    origin = trained(small, method)
+    assert set(origin.memory) == {INVERSE, MOMENT}
+    assert_head(origin, solved(small, "abc", 0.5))
+    end = drive(method.phases(origin, small.task), small.tap, origin, seed=2)
+    assert_head(end, solved(small, "ac", 0.5))
+    phi, _ = features(small, "ac")
+    left = torch.linalg.inv(phi.T @ phi + 0.5 * torch.eye(33, dtype=torch.float64))
+    torch.testing.assert_close(end.memory[INVERSE], left, rtol=1e-6, atol=1e-7)
+    (works, (reply,)), *_ = small.tap.calls
+    assert [(work.part, work.kind) for work in works] == [("forget", "ridge-factor")]
+    gone, _ = features(small, "b")
+    factor = reply.tensors[FACTOR]
+    torch.testing.assert_close(factor.T @ factor, gone.T @ gone, rtol=1e-6, atol=1e-6)
+    assert float(factor.tril(-1).abs().max()) == 0.0
+    assert factor.numel() == 14 * 33 < 33 * 33
+
+
+def test_both_solvers_delete_a_class_held_by_several_to_the_same_float64_head(small: Small) -> None:
+    heads = []
+    for solver in (None, "woodbury"):
+        method = Ridge(solver=solver)  # type: ignore[arg-type]
+        state = trained(small, method)
+        members = [Client(name, data, small.task) for name, data in small.clients.items()]
+        request = Request("class", label=int(small.clients["b"].targets[0]))
+        with InProcess(members, workers=1) as runtime:
+            for member in members:
+                member.admit(request)
+            federation = Excluding(Quorum(runtime), request=request.id)
+            state = drive(method.phases(state, small.task), federation, state, seed=2)
+        heads.append(method.kept(state, small.task).solve(method.penalty))
+    assert float((heads[1] - heads[0]).norm() / heads[0].norm()) < 1e-9
+
+
+def test_a_model_of_the_other_solver_and_factors_that_do_not_fit_are_refused(small: Small) -> None:
+    origin = trained(small, Ridge())
+    method = Ridge(solver="woodbury")
+    with pytest.raises(MethodError, match="no statistics to delete from"):
+        drive(method.phases(origin, small.task), small.tap, origin, seed=2)
+
+    class Narrow:
+        def __init__(self, **tensors: Tensor) -> None:
+            self.tensors = tensors
+
+        def run(self, *works: object) -> Iterator[Reply]:
+            yield Reply(0, "b", {f"ridge/{name}": tensor for name, tensor in self.tensors.items()}, weight=1.0)
+
+    kept = trained(small, method)
+    moment = torch.zeros_like(kept.memory[MOMENT])
+    for wrong in (Narrow(factor=torch.ones(1, 3), moment=moment), Narrow(factor=torch.ones(1, 33), moment=moment[:3])):
+        with pytest.raises(RoundError, match="client b: its factor does not fit the statistics"):
+            factors(wrong, kept)
+    with pytest.raises(RoundError, match="client b: its factor does not fit the statistics"):
+        factors(Narrow(moment=moment), kept)
 
 
 def test_a_model_that_is_not_its_own_or_was_trained_since_is_refused(small: Small) -> None:

@@ -54,6 +54,12 @@ def test_replies_that_name_different_tensors_are_refused() -> None:
         average([reply("a", 1.0, 1.0), other])
 
 
+def test_replies_of_different_shapes_are_refused() -> None:
+    longer = Reply(0, "b", {"w": torch.ones(2)}, weight=1.0)
+    with pytest.raises(RoundError, match=r"disagree on the shape of w: \(1,\), \(2,\)"):
+        average([reply("a", 1.0, 1.0), longer])
+
+
 def test_the_sum_is_exact_where_float32_would_lose_it() -> None:
     mean = average([reply("a", 2.0**24, 1.0), reply("b", 1.0, 1.0), reply("c", -(2.0**24), 1.0)])
     assert mean.tensors["w"].item() == torch.tensor(1.0 / 3.0).item()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,95 +14,17 @@ from letheon import tree
 from letheon.adapter import penultimate
 from letheon.client import Client, client_work
 from letheon.data import Data
-from letheon.errors import ConfigError, MethodError, RequestError, RoundError
+from letheon.errors import ConfigError, MethodError, RoundError
 from letheon.methods.base import Method
+from letheon.methods.gram import GRAM, INVERSE, MOMENT, Inverse, Statistics, triangle
 from letheon.phase import Phase, State
 from letheon.request import Part
 from letheon.tasks.base import Task
 from letheon.training import Local
 from letheon.tree import Params
-from letheon.work import Federation, Reply, Work
+from letheon.work import Federation, Reply, Work, separate
 
-GRAM, MOMENT = "ridge/gram", "ridge/moment"
-ROUNDING = 1e-9
-"""A smallest eigenvalue below zero by less than this share of the trace is rounding."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Statistics:
-    """All that a ridge head needs to know of a set of samples; float64.
-
-    The last feature is the constant 1, whose weights are the bias: the last row of ``moment`` counts the samples of
-    each class.
-
-    Attributes:
-        gram: A = Σ φφᵀ, ``(d + 1, d + 1)``.
-        moment: B = Σ φyᵀ with one-hot y, ``(d + 1, classes)``.
-    """
-
-    gram: Tensor
-    moment: Tensor
-
-    @classmethod
-    def of(cls, features: Tensor, targets: Tensor, classes: int) -> Self:
-        """Of ``(n, d)`` features and ``(n,)`` labels."""
-        phi = F.pad(features.double(), (0, 1), value=1.0)
-        return cls(phi.T @ phi, phi.T @ F.one_hot(targets, classes).double())
-
-    @classmethod
-    def none(cls, features: int, classes: int) -> Self:
-        """Of no samples."""
-        size = features + 1
-        return cls(torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, classes, dtype=torch.float64))
-
-    def added(self, other: Statistics) -> Statistics:
-        """Of both sets together."""
-        return Statistics(self.gram + other.gram, self.moment + other.moment)
-
-    def deleted(self, other: Statistics) -> Statistics:
-        """Of this set without ``other``, which must be part of it.
-
-        Two signs of samples that were never added are looked for: a class with fewer than no samples, and a matrix A
-        that is not positive semidefinite any more. Without the samples themselves there is no proof that they were.
-
-        Raises:
-            RequestError: ``other`` was never added.
-        """
-        left = Statistics(self.gram - other.gram, self.moment - other.moment)
-        short = (left.moment[-1] < -0.5).nonzero().flatten().tolist()
-        lowest = float(torch.linalg.eigvalsh(left.gram)[0])
-        if short or lowest < -ROUNDING * float(self.gram.trace()):
-            what = (
-                f"more samples of class {short[0]} than there are" if short else f"an eigenvalue of A of {lowest:.3g}"
-            )
-            raise RequestError(
-                f"ridge: the data to delete were never added (it would leave {what}); "
-                "delete what the statistics were gathered from, on the same extractor"
-            )
-        return left
-
-    def solve(self, penalty: float) -> Tensor:
-        """W = (A + λI)⁻¹B, ``(d + 1, classes)``, by Cholesky; the bias is penalised like all other weights."""
-        regular = self.gram + penalty * torch.eye(len(self.gram), dtype=torch.float64)
-        weights: Tensor = torch.cholesky_solve(self.moment, torch.linalg.cholesky(regular))
-        return weights
-
-
-def woodbury(inverse: Tensor, features: Tensor, sign: Literal[1, -1]) -> Tensor:
-    """(A + λI ± ΦᵀΦ)⁻¹ from (A + λI)⁻¹: + adds the samples, − deletes them.
-
-    P ∓ PΦᵀ (I ± ΦPΦᵀ)⁻¹ ΦP, O(nd² + n³) where a new factorisation takes O(d³). For a server that is given the features
-    of n ≪ d samples; ``Ridge`` is given their statistics, and factorises.
-
-    Args:
-        inverse: P, ``(d + 1, d + 1)`` float64.
-        features: Φ, ``(n, d + 1)`` float64 with the constant feature.
-        sign: 1 to add, −1 to delete.
-    """
-    along = features @ inverse
-    small = torch.eye(len(features), dtype=torch.float64) + sign * along @ features.T
-    change: Tensor = along.T @ torch.linalg.solve(small, along)
-    return inverse - sign * change
+FACTOR = "ridge/factor"
 
 
 def _statistics_cost(task: Task, work: Work, n: int) -> dict[str, float]:
@@ -119,6 +41,21 @@ def _statistics(client: Client, work: Work, data: Data, module: nn.Module, seed:
     return Reply(0, client.name, {GRAM: found.gram, MOMENT: found.moment})
 
 
+def _factor_cost(task: Task, work: Work, n: int) -> dict[str, float]:
+    """A forward pass of each sample, its products with its label, and 2nd² for R of n samples with d features."""
+    size = work.params[f"{task.head}.weight"].shape[1] + 1
+    return {"samples": float(n), "flops": float(n) * (task.flops + 2 * size * (size + task.classes))}
+
+
+@client_work("ridge-factor", _factor_cost, answers="free")
+def _factor(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
+    """R and B of the part; what an earlier request deleted is not in it."""
+    task = client.task
+    phi = F.pad(penultimate(module, task.head, data.inputs).double(), (0, 1), value=1.0)
+    moment = phi.T @ F.one_hot(data.targets, task.classes).double()
+    return Reply(0, client.name, {FACTOR: triangle(phi), MOMENT: moment})
+
+
 @dataclass(frozen=True)
 class Ridge(Method):
     """A linear head by ridge regression on a frozen extractor, from which samples are subtracted exactly.
@@ -129,10 +66,14 @@ class Ridge(Method):
 
     What is exact is the head. The extractor is the task's initial weights, random features that have seen no data: a
     pretrained one would be outside of what is unlearned. The promise ends with the first round of continued training,
-    which is plain FedAvg on all weights. A and B stay at the server, sums over all clients.
+    which is plain FedAvg on all weights. A and B, or P and B, stay at the server, sums over all clients.
 
     Attributes:
         penalty: λ.
+        solver: how the server deletes. None: it keeps A, subtracts, and factorises anew (Cholesky). ``woodbury``: it
+            keeps P = (A + λI)⁻¹ and updates it; holders send a triangular factor of their A_k, which tells no more
+            than A_k does and is smaller for fewer than d samples. The head is the same up to rounding. It pays when
+            few samples go and d is large; it looks less closely at what it is asked to delete (``Inverse.deleted``).
         local: unused; no client trains.
     """
 
@@ -140,6 +81,7 @@ class Ridge(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"per-client"})  # the sum of the replies, not their weighted mean
 
     penalty: float = 1.0
+    solver: Literal["woodbury"] | None = None
     local: Local | None = None
 
     def __post_init__(self) -> None:
@@ -148,36 +90,39 @@ class Ridge(Method):
 
     def origin(self, task: Task, local: Local, rounds: int) -> Sequence[Phase]:
         def gather(federation: Federation, state: State, t: int) -> State:
-            return self.solved(state, task, asked(federation, state, task, "all"))
+            found = asked(federation, state, task, "all")
+            return self.solved(state, task, Inverse.of(found, self.penalty) if self.solver else found)
 
         return [Phase("gather", gather)]
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         def delete(federation: Federation, state: State, t: int) -> State:
             kept = self.kept(state, task)
+            if isinstance(kept, Inverse):
+                return self.solved(state, task, kept.deleted(*factors(federation, state)))
             return self.solved(state, task, kept.deleted(asked(federation, state, task, "forget")))
 
         return [Phase("delete", delete)]
 
-    def kept(self, state: State, task: Task) -> Statistics:
-        """The statistics in memory; refused unless the model's head is still theirs."""
-        if not {GRAM, MOMENT} <= state.memory.keys():
+    def kept(self, state: State, task: Task) -> Statistics | Inverse:
+        """What is in memory; refused unless the model's head is still its own."""
+        matrix = INVERSE if self.solver else GRAM
+        if not {matrix, MOMENT} <= state.memory.keys():
             raise MethodError("ridge: this model has no statistics to delete from; start from ridge's own training")
-        kept = Statistics(state.memory[GRAM], state.memory[MOMENT])
+        kept = (Inverse if self.solver else Statistics)(state.memory[matrix], state.memory[MOMENT])
         name = f"{task.head}.weight"
         if not torch.allclose(self.solved(state, task, kept).params[name], state.params[name], rtol=1e-4, atol=1e-6):
             raise MethodError("ridge: the model was trained since its head was solved for; nothing is exact any more")
         return kept
 
-    def solved(self, state: State, task: Task, statistics: Statistics) -> State:
-        """The state with the statistics in its memory and their head in its params; the extractor stays."""
-        weights = statistics.solve(self.penalty)
+    def solved(self, state: State, task: Task, kept: Statistics | Inverse) -> State:
+        """The state with ``kept`` in its memory and its head in its params; the extractor stays."""
+        weights = kept.solve(self.penalty)
         head = {f"{task.head}.weight": weights[:-1].T.contiguous(), f"{task.head}.bias": weights[-1]}
         if not head.keys() <= state.params.keys():
             raise MethodError(f"ridge: the module {task.head!r} needs a weight and a bias, for the constant feature")
         params = {name: head[name].to(old.dtype) if name in head else old for name, old in state.params.items()}
-        memory = state.memory | {GRAM: statistics.gram, MOMENT: statistics.moment}
-        return replace(state, params=params, memory=memory)
+        return replace(state, params=params, memory=state.memory | kept.memory)
 
 
 def asked(federation: Federation, state: State, task: Task, part: Part) -> Statistics:
@@ -203,3 +148,24 @@ def total(replies: Iterable[Reply], start: Statistics) -> Statistics:
     if not answered:
         raise RoundError("ridge: no usable reply; the round is refused and the old model kept")
     return Statistics(sums[GRAM], sums[MOMENT])
+
+
+def factors(federation: Federation, state: State) -> tuple[Tensor, Tensor]:
+    """R and B of the data to forget: their holders' factors under each other, and the sum of their moments."""
+    (replies,) = separate(federation.run(Work("ridge-factor", state.params, state.buffers, "forget")), 1)
+    rows = [state.memory[INVERSE][:0]]
+    moment = torch.zeros_like(state.memory[MOMENT])
+    for reply in replies:
+        if reply.tensors:  # a dry run answers without
+            if not _fits(reply.tensors, moment):
+                raise RoundError(f"client {reply.client}: its factor does not fit the statistics")
+            rows.append(reply.tensors[FACTOR])
+            moment = moment + reply.tensors[MOMENT]
+    return torch.cat(rows), moment
+
+
+def _fits(tensors: Params, moment: Tensor) -> bool:
+    if not {FACTOR, MOMENT} <= tensors.keys():
+        return False
+    factor = tensors[FACTOR]
+    return factor.ndim == 2 and factor.shape[1] == len(moment) and tensors[MOMENT].shape == moment.shape
