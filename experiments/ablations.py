@@ -53,14 +53,20 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "every layer but the first": {"adapter": {"places": "all"}},
         "the middle layer": {"adapter": {"places": "middle"}},
     },
+    "shape of the adapter": {
+        "LoRA, last block and head": {"adapter": {"kind": "lora"}},
+        "a copy of the last layer": {"adapter": {"kind": "head"}},
+    },
     "rounds": {
         **{f"T = {t}, R = {8 - t}": {"rounds": t, "restore_rounds": 8 - t} for t in (1, 2, 3, 6)},
         "T = probe, R = 4": {"rounds": "probe"},
+        "T = 4, R until utility is back": {"restore_rounds": "until"},
     },
     "layer": {f"layer = {layer}": {"layer": layer} for layer in ("module", "block", "global")},
     "normalisation": {
         "norms retained": {"norm": "retain"},
         "buffers of Origin": {"buffers": "origin"},
+        "fresh buffers": {"buffers": "fresh"},
         "norms retained, buffers of Origin": {"norm": "retain", "buffers": "origin"},
     },
     "length of the step": {
@@ -68,6 +74,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "no search, no adapter": {"search": OFF, "adapter": OFF},
         "keep 0.6": {"search": {"keep": 0.6}},
     },
+    "weights": {"uniform": {"weights": "uniform"}, "q of Eq. (1) as printed": {"weights": "literal"}},
     "forget stream": {"steps of the median client": {"forget_steps": "median"}},
 }
 """By choice, then by row: what it sets in the method's table. The rows of normalisation need a model that has some."""

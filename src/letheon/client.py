@@ -18,12 +18,12 @@ from letheon.objectives import objective
 from letheon.phase import seed_of
 from letheon.request import Request, free
 from letheon.tasks.base import Task, buffers_of, params_of
-from letheon.training import Local, train
+from letheon.training import Local, demand_samples, recalibrate, train
 from letheon.work import Reply, Work
 
 Do = Callable[["Client", Work, Data, nn.Module, int], Reply]
 Cost = Callable[[Task, Work, int], dict[str, float]]
-Answers = Literal["params", "extras", "free"]
+Answers = Literal["params", "buffers", "extras", "free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Kind:
     Attributes:
         do: what to do.
         cost: what it costs for n samples (samples seen, FLOPs).
-        answers: what the reply's tensors must match: the ``params`` that were sent (and its buffers those), the
-            ``extras``, or nothing (``free``).
+        answers: what the reply's tensors must match: the ``params`` that were sent (and its buffers those), no tensors
+            but the ``buffers`` that were sent, the ``extras``, or nothing (``free``).
     """
 
     do: Do
@@ -154,6 +154,18 @@ def _train(client: Client, work: Work, data: Data, module: nn.Module, seed: int)
         loss = train(module, wanted, data, local, seed=seed)
     update = tree.sub(params_of(module), work.params)
     return Reply(0, client.name, update, buffers_of(module), metrics={"loss": finite(loss)})
+
+
+def _refresh_cost(task: Task, work: Work, n: int) -> dict[str, float]:
+    return {"samples": float(n), "flops": float(task.flops * n)}
+
+
+@client_work("refresh", _refresh_cost, answers="buffers")
+def _refresh(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
+    """BatchNorm's running statistics from one pass over the part; replies nothing but the buffers."""
+    demand_samples(module, len(data))
+    recalibrate(module, data.inputs, chunk=1024)
+    return Reply(0, client.name, {}, buffers_of(module))
 
 
 def _amplify_cost(task: Task, work: Work, n: int) -> dict[str, float]:

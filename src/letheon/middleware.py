@@ -188,7 +188,12 @@ def fault(work: Work, reply: Reply) -> str:
     if broken:
         return f"its {broken[0]} is {reply.metrics[broken[0]]}"
     answers = KINDS[work.kind].answers if work.kind in KINDS else "free"
-    expected = {"params": (work.params, work.buffers), "extras": (work.extras, {}), "free": None}[answers]
+    expected = {
+        "params": (work.params, work.buffers),
+        "buffers": ({}, work.buffers),
+        "extras": (work.extras, {}),
+        "free": None,
+    }[answers]
     if expected is not None:
         try:
             tree.check_same(expected[0], reply.tensors, "its reply does not match what was sent")
@@ -251,13 +256,14 @@ class DryRun:
                 n = self._sizes[client][work.part]
                 if n and work.asks(client):
                     metrics = {"accuracy": 1.0, "loss": 0.0} | KINDS[work.kind].cost(self._task, work, n)
-                    buffers = work.buffers if KINDS[work.kind].answers == "params" else {}
+                    buffers = work.buffers if KINDS[work.kind].answers in ("params", "buffers") else {}
                     yield Reply(index, client, zeros[index], buffers, weight=float(n), metrics=metrics)
 
 
 def _zeros(work: Work) -> tree.Params:
     answers = KINDS[work.kind].answers
-    return {} if answers == "free" else tree.zeros_like(work.params if answers == "params" else work.extras)
+    answered = {"params": work.params, "extras": work.extras}.get(answers, {})
+    return tree.zeros_like(answered)
 
 
 class Recording:

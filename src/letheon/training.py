@@ -116,12 +116,7 @@ def train(module: nn.Module, loss: Loss, data: Data, local: Local, *, seed: int)
     Raises:
         DataError: one sample for a model with BatchNorm, whose training statistics need two.
     """
-    smallest = 2 if has_batch_norm(module) else 1
-    if len(data) < smallest:
-        raise DataError(
-            f"{len(data)} sample(s) cannot train a model with BatchNorm, which needs at least 2 in a batch; "
-            "raise partition.min_size or leave this client out"
-        )
+    smallest = demand_samples(module, len(data))
     if local.batch_size < smallest:
         raise DataError("local.batch_size: 1 cannot train a model with BatchNorm, which needs at least 2; raise it")
     module.train()
@@ -137,6 +132,17 @@ def train(module: nn.Module, loss: Loss, data: Data, local: Local, *, seed: int)
     return total / seen
 
 
+def demand_samples(module: nn.Module, n: int) -> int:
+    """The smallest batch that ``module`` can train on; raises ``DataError`` if ``n`` samples are fewer."""
+    smallest = 2 if has_batch_norm(module) else 1
+    if n < smallest:
+        raise DataError(
+            f"{n} sample(s) cannot train a model with BatchNorm, which needs at least 2 in a batch; "
+            "raise partition.min_size or leave this client out"
+        )
+    return smallest
+
+
 def clipped(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
     """The gradients, scaled so that their joint norm is at most ``limit``."""
     if limit is None:
@@ -148,6 +154,28 @@ def clipped(gradients: Sequence[Tensor], limit: float | None) -> list[Tensor]:
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether some layer normalises over the batch."""
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+
+
+@torch.no_grad()
+def recalibrate(module: nn.Module, inputs: Tensor, *, chunk: int | None = None) -> None:
+    """Set BatchNorm's running statistics, in place, to those of ``(n, …)`` inputs; nothing else of the module changes.
+
+    All samples go through in one batch, so that the variance is that of the whole; with ``chunk``, in batches of at
+    most so many, spread evenly over the data, whose statistics are averaged.
+    """
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    before = [layer.momentum for layer in norms]
+    module.eval()
+    for layer in norms:
+        layer.train()
+    parts = 1 if chunk is None else -(-len(inputs) // chunk)
+    for part in range(parts):
+        for layer in norms:
+            layer.momentum = 1.0 / (part + 1)
+        module(inputs[part::parts])
+    for layer, momentum in zip(norms, before, strict=True):
+        layer.momentum = momentum
+    module.eval()
 
 
 def stepper(params: Sequence[Tensor], local: Local) -> Callable[[list[Tensor]], None]:

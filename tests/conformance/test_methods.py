@@ -19,6 +19,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "lethe", "rounds": "probe", "adapter": False, "norm": "retain"},
     {"name": "lethe", "adapter": {"places": ["fc1", "head"]}, "layer": "block", "forget_steps": "median"},
     {"name": "lethe", "gamma": {"beta": 0.5, "cap": 1.0}, "layer": "global", "norm": "retain", "buffers": "origin"},
+    {"name": "lethe", "adapter": {"kind": "lora"}, "restore_rounds": "until", "buffers": "fresh", "weights": "literal"},
+    {"name": "lethe", "adapter": {"kind": "head"}, "restore_rounds": 0, "buffers": "fresh", "weights": "uniform"},
     {"name": "puf", "form": "regular", "rate": 5.0},
     {"name": "not", "tensors": ["fc1.weight", "fc1.bias"], "rounds": 2},
     {"name": "retrain", "rounds": 1, "init_seed": 7, "local": {"optimizer": "adamw", "lr": 0.01, "steps": 3}},

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from letheon.diagnostics.connectivity import barrier, heights, mixed, path, per_distance, recalibrate
+from letheon.diagnostics.connectivity import barrier, heights, mixed, path, per_distance
 from letheon.diagnostics.features import dispersion, explained, principal, relative_dispersion
 from letheon.diagnostics.rollback import FLOOR, rollback, rollback_tendency
 from letheon.metrics.interval import Floats
 from letheon.metrics.measurement import Measurement, Undefined
 from letheon.models.mlp import MLP
 from letheon.phase import State
+from letheon.training import recalibrate
 from letheon.tree import Params
 
 
@@ -253,3 +254,17 @@ def test_recalibration_sets_the_statistics_of_the_whole_set_and_nothing_else() -
     torch.testing.assert_close(norm.running_var, seen[0].var(0))
     assert (norm.momentum, module.training, norm.training) == (momentum, False, False)
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+
+
+def test_recalibration_in_chunks_averages_the_statistics_of_even_parts() -> None:
+    torch.manual_seed(0)
+    module = MLP(64, 32, 10, norm=True)
+    inputs = torch.rand(100, 64)
+    norm = next(layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d))
+    recalibrate(module, inputs, chunk=40)
+    with torch.no_grad():
+        parts = [module.fc1(inputs[start::3]) for start in range(3)]
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    torch.testing.assert_close(norm.running_mean, torch.stack([part.mean(0) for part in parts]).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack([part.var(0) for part in parts]).mean(0))

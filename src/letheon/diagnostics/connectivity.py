@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from letheon import tree
 from letheon.metrics.interval import Floats, bootstrap_weights
@@ -79,22 +77,3 @@ def per_distance(height: Measurement, distance: float) -> Measurement:
     if distance == 0.0:
         return Measurement(Undefined("both ends are the same model: there is no path"), None, None, height.n)
     return Measurement(height.value / distance, height.low / distance, height.high / distance, height.n)
-
-
-@torch.no_grad()
-def recalibrate(module: nn.Module, inputs: Tensor) -> None:
-    """Set BatchNorm's running statistics, in place, to those of ``(n, …)`` inputs; nothing else of the module changes.
-
-    All samples go through in one batch, so that the variance is that of the whole and not a mean over batches. On a
-    straight line between two models their own statistics are stale, which alone can raise the loss.
-    """
-    norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    before = [layer.momentum for layer in norms]
-    module.eval()
-    for layer in norms:
-        layer.train()
-        layer.momentum = 1.0
-    module(inputs)
-    for layer, momentum in zip(norms, before, strict=True):
-        layer.momentum = momentum
-    module.eval()

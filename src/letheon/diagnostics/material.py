@@ -13,7 +13,6 @@ from letheon import tree
 from letheon.adapter import penultimate
 from letheon.client import LARGEST_LOSS, load
 from letheon.data import Data, concat
-from letheon.diagnostics.connectivity import recalibrate
 from letheon.methods.noise import gaussian_like
 from letheon.metrics.interval import Floats
 from letheon.phase import State, seed_of
@@ -21,6 +20,7 @@ from letheon.pipeline import Run
 from letheon.request import free
 from letheon.tasks.base import Task
 from letheon.tasks.population import Population
+from letheon.training import recalibrate
 
 CHUNK = 1024
 

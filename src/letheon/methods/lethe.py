@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any, ClassVar, Literal
@@ -12,14 +12,14 @@ import torch
 from letheon import tree
 from letheon.adapter import Adapter, adapter_of
 from letheon.errors import ConfigError
-from letheon.methods.base import Method, fedavg, train_work
+from letheon.methods.base import PER_CLIENT, Method, train_work
 from letheon.methods.rectify import Gamma, rectify
+from letheon.methods.search import Search, accuracy
 from letheon.phase import LOG, Phase, State, seed_of
-from letheon.request import Part
 from letheon.tasks.base import Task
 from letheon.training import Local
 from letheon.tree import Params
-from letheon.work import Federation, Work, average, averages, separate
+from letheon.work import Federation, Reply, Work, average, averages, separate
 
 ALIGNMENT = "alignment"
 """Log: a row for each layer, columns ``rectify.COLUMNS``."""
@@ -27,20 +27,20 @@ AMPLIFIED = "amplified"
 """Log: steps taken in the ascent and the mean loss reached, in nats."""
 PROBE = "probe"
 """Log: accuracy on the data to forget after the rectification and after the trial round."""
+RECOVERED = "recovered"
+"""Log: with ``restore_rounds = "until"``, accuracy on retained data after the round, and Origin's."""
 BASELINE = "baseline"
 PACE = "pace"
+SHARE = "share"
 
 MOST = 6
 """Rectification rounds of ``rounds = "probe"`` at most."""
 REBOUND = 0.02
 """Accuracy on the data to forget that a trial round may bring back."""
-
-
-def accuracy(federation: Federation, state: State, part: Part, *, limit: int | None = None) -> float:
-    """Share of right answers on a part, clients weighted by their size; of at most ``limit`` samples of each."""
-    options = {} if limit is None else {"limit": limit}
-    work = Work("evaluate", state.params, state.buffers, part, options=options)
-    return average(federation.run(work)).metrics["accuracy"]
+LONGEST = 20
+"""Rounds of ``restore_rounds = "until"`` at most."""
+SLACK = 0.01
+"""Accuracy on retained data that may be missing against Origin's when they end."""
 
 
 def stays_gone(state: State) -> bool:
@@ -49,51 +49,10 @@ def stays_gone(state: State) -> bool:
     return bool(after - before <= REBOUND)
 
 
-@dataclass(frozen=True)
-class Search:
-    """How far to go along the rectified step: a line search on retained data.
-
-    The literal step has whatever length local training on the data to forget happens to have. It is the strength of
-    the method and its danger: too short and the knowledge stays, too long and the model is gone, and which of the two
-    changes with the seed. The search takes the longest step that keeps the accuracy on retained data. It sees no test
-    data and no data to forget.
-
-    Attributes:
-        keep: share of Origin's accuracy on retained data that the model must keep after the step.
-        largest: longest step tried, in lengths of Δ̃; steps are powers of two.
-        smallest: shortest step tried; if it fails too, the round leaves the model as it is.
-        samples: of each retained client that a trial looks at.
-    """
-
-    keep: float = 0.8
-    largest: float = 8.0
-    smallest: float = 1 / 64
-    samples: int = 100
-
-    def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise ConfigError(f"search.keep: must lie in (0, 1], got {self.keep}")
-        if not 0 < self.smallest <= 1 <= self.largest:
-            raise ConfigError("search: smallest must lie in (0, 1] and largest must be at least 1")
-        if self.samples < 1:
-            raise ConfigError(f"search.samples: must be at least 1, got {self.samples}")
-
-    def scale(self, federation: Federation, state: State, update: Params, floor: float) -> float:
-        """The longest tried step along ``update`` after which accuracy is at least ``floor``; 0 if there is none."""
-
-        def good(scale: float) -> bool:
-            return accuracy(federation, state.moved(update, scale), "retain", limit=self.samples) >= floor
-
-        scale = 1.0
-        if good(scale):
-            while scale * 2 <= self.largest and good(scale * 2):
-                scale *= 2
-            return scale
-        while scale / 2 >= self.smallest:
-            scale /= 2
-            if good(scale):
-                return scale
-        return 0.0
+def is_restored(state: State) -> bool:
+    """Whether the retained data are known as well as to Origin, but for ``SLACK``."""
+    found, origin = state.scratch[LOG + RECOVERED].tolist()
+    return bool(found >= origin - SLACK)
 
 
 @dataclass(frozen=True)
@@ -109,13 +68,18 @@ class Lethe(Method):
         rounds: T, rectification rounds. ``probe``: as many as it takes, at most six: after each, one round on the
             retained data is tried and thrown away; if it brings back more than two points of accuracy on the data to
             forget, rectification goes on.
-        restore_rounds: R, FedAvg rounds afterwards.
+        restore_rounds: R, FedAvg rounds afterwards. ``until``: until the accuracy on retained data, of ``search``'s
+            samples, is within a point of Origin's, at most twenty.
         layer: what a layer of Eq. (9) is: a ``tensor`` (weight and bias apart), a ``module``, a ``block`` (what the
             model itself is made of: all parameters under one of its own parts) or ``global``, the whole model.
         norm: whether scales and shifts of normalisation layers are rectified like all parameters, or take the
             ``retain`` update as it is. Running statistics are never rectified.
         buffers: where running statistics stay in phase 2: None, with the retain stream; ``origin``, where they were
-            before. In phase 3 they follow the retained clients.
+            before. In phase 3 they follow the retained clients. ``fresh``: as None, and after phase 2 and phase 3 one
+            pass over the retained data gathers them anew.
+        weights: p_k and q_k, how replies are averaged in both streams and in phase 3. None: by their samples, summing
+            to 1 over those that take part. ``uniform``: all alike. ``literal``: q_k = n_k/N as Eq. (1) prints it with
+            N the samples of all, those to forget too: each retained step is then shorter by their share.
         forget_steps: local steps of the forget stream in a round. None: as the recipe has it, so that a request for
             few samples has a short stream; ``median``: as many as the median retained client takes.
         search: how long the rectified step is; None: as long as Eq. (10) makes it.
@@ -137,30 +101,32 @@ class Lethe(Method):
     gamma: Gamma = Gamma()
     adapter: Adapter | None = Adapter()
     rounds: int | Literal["probe"] = 4
-    restore_rounds: int = 4
+    restore_rounds: int | Literal["until"] = 4
     layer: Literal["tensor", "module", "block", "global"] = "tensor"
     norm: Literal["rectify", "retain"] = "rectify"
     search: Search | None = Search()
     literal: bool = False
-    buffers: Literal["origin"] | None = None
+    buffers: Literal["origin", "fresh"] | None = None
+    weights: Literal["uniform", "literal"] | None = None
     forget_steps: int | Literal["median"] | None = None
     local: Local | None = None
 
     @property
     def needed(self) -> frozenset[str]:
-        return self.needs | {"per-client"} if self.forget_steps == "median" else self.needs
+        reads_replies = self.forget_steps == "median" or self.weights == "uniform"
+        return self.needs | {PER_CLIENT} if reads_replies else self.needs
 
     def __post_init__(self) -> None:
         if isinstance(self.forget_steps, int) and self.forget_steps < 1:
             raise ConfigError(f"lethe.forget_steps: must be at least 1, got {self.forget_steps}")
-        if (self.rounds != "probe" and self.rounds < 1) or self.restore_rounds < 0:
+        if (self.rounds != "probe" and self.rounds < 1) or (self.restore_rounds != "until" and self.restore_rounds < 0):
             raise ConfigError("lethe: rounds must be at least 1 and restore_rounds at least 0")
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         layers = self.layers(start, task)
         kept = self.kept(task)
         if self.adapter:
-            self.adapter.widths(start.params, task.head)  # refuses places that there are not
+            self.adapter.layers(start.params, task.head)  # refuses places that there are not
 
         def amplify(federation: Federation, state: State, t: int) -> State:
             return self.amplify(federation, state, task.head)
@@ -176,8 +142,18 @@ class Lethe(Method):
         else:
             second = Phase("rectify", rectified, self.rounds)
         first = [Phase("amplify", amplify)] if self.adapter else []
-        restore = [Phase("restore", self.restore, self.restore_rounds)] if self.restore_rounds else []
-        return [*first, second, *restore]
+        return [*first, second, *self.last(bool(start.buffers))]
+
+    def last(self, has_buffers: bool) -> Sequence[Phase]:
+        """Phase 3, and fresh running statistics before and after it."""
+        is_fresh = has_buffers and self.buffers == "fresh"
+        if self.restore_rounds == "until":
+            restore = [Phase("restore", self.restore, LONGEST, until=is_restored)]
+        else:
+            restore = [Phase("restore", self.restore, self.restore_rounds)] if self.restore_rounds else []
+        names = ("refresh", "refresh-restored")[: 1 + len(restore)] if is_fresh else ()
+        fresh = [Phase(name, refreshed) for name in names]
+        return [*fresh[:1], *restore, *fresh[1:]]
 
     def layers(self, start: State, task: Task) -> Mapping[str, Sequence[str]]:
         """The groups of Eq. (9), in the order of the alignment log."""
@@ -211,19 +187,21 @@ class Lethe(Method):
         extras = adapter_of(state.scratch)
         forgetting, pace = self.paced(federation, state)
         forget, retain = averages(
-            federation.run(
+            self.weighed(federation).run(
                 train_work(state, "forget", forgetting, t, extras=extras),
                 train_work(state, "retain", self.recipe, t, extras=extras),
             ),
             works=2,
         )
-        streams = retain.tensors, forget.tensors
+        share = retain.weight / (retain.weight + forget.weight) if self.weights == "literal" else 1.0
+        streams = tree.scale(retain.tensors, share), forget.tensors
         update, alignments = rectify(*streams, layers, self.gamma, literal=self.literal, kept=kept)
         following = replace(state, buffers=state.buffers if self.buffers == "origin" else retain.buffers)
         scale, baseline = self.length(federation, state, following, update)
         moved = following.moved(update, scale) if scale else state  # 0 times what is not finite is not 0
         rows = torch.tensor([a.row(scale) for a in alignments.values()], dtype=torch.float64)
-        return replace(moved, scratch=state.scratch | baseline | pace).logged(**{ALIGNMENT: rows})
+        scratch = state.scratch | baseline | pace | {SHARE: torch.tensor(share, dtype=torch.float64)}
+        return replace(moved, scratch=scratch).logged(**{ALIGNMENT: rows})
 
     def paced(self, federation: Federation, state: State) -> tuple[Local, Params]:
         """The forget stream's recipe, and what to keep of it in scratch: the retained clients are counted once."""
@@ -238,24 +216,63 @@ class Lethe(Method):
         steps = median_low(self.recipe.count(int(reply.weight)) for reply in replies)
         return replace(self.recipe, steps=steps), {PACE: torch.tensor(steps)}
 
+    def weighed(self, federation: Federation) -> Federation:
+        """The federation as its replies are averaged."""
+        return Alike(federation) if self.weights == "uniform" else federation
+
     def length(self, federation: Federation, state: State, following: State, update: Params) -> tuple[float, Params]:
         """The step's length, and Origin's accuracy on retained data to keep in scratch: measured in the first round."""
-        if self.search is None:
+        if self.search is None and self.restore_rounds != "until":
             return 1.0, {}
         if BASELINE not in state.scratch:
-            origin = accuracy(federation, state, "retain", limit=self.search.samples)
+            origin = accuracy(federation, state, "retain", limit=self.samples)
         else:
             origin = float(state.scratch[BASELINE])
-        scale = self.search.scale(federation, following, update, self.search.keep * origin)
-        return scale, {BASELINE: torch.tensor(origin, dtype=torch.float64)}
+        kept = {BASELINE: torch.tensor(origin, dtype=torch.float64)}
+        if self.search is None:
+            return 1.0, kept
+        return self.search.scale(federation, following, update, self.search.keep * origin), kept
+
+    @property
+    def samples(self) -> int:
+        """Of each retained client that a look at the retained data takes."""
+        return (self.search or Search()).samples
 
     def probed(self, federation: Federation, state: State, t: int) -> State:
         """Try one round of what comes next, see whether the knowledge comes back, and forget the trial."""
-        trial = fedavg(self.recipe)(federation, replace(state, scratch={}), t)
+        trial = self.retained(federation, state, t)
         known = [accuracy(federation, each, "forget") for each in (state, trial)]
         log = {name.removeprefix(LOG): row for name, row in state.scratch.items() if name.startswith(LOG)}
         return state.logged(**log, **{PROBE: torch.tensor(known, dtype=torch.float64)})
 
     def restore(self, federation: Federation, state: State, t: int) -> State:
         """Phase 3: the adapter is gone; FedAvg on the retained data."""
-        return fedavg(self.recipe)(federation, replace(state, scratch={}), t)
+        kept = {name: state.scratch[name] for name in (BASELINE, SHARE) if name in state.scratch}
+        state = replace(self.retained(federation, state, t), scratch=kept)
+        if self.restore_rounds != "until":
+            return state
+        known = [accuracy(federation, state, "retain", limit=self.samples), float(kept[BASELINE])]
+        return state.logged(**{RECOVERED: torch.tensor(known, dtype=torch.float64)})
+
+
+    def retained(self, federation: Federation, state: State, t: int) -> State:
+        """One round of FedAvg on the retained data, without the adapter."""
+        mean = average(self.weighed(federation).run(train_work(state, "retain", self.recipe, t)))
+        return replace(state.moved(mean.tensors, float(state.scratch.get(SHARE, 1.0))), buffers=mean.buffers)
+
+
+class Alike:
+    """A federation whose replies count alike, whatever samples they stand for; who has none still takes no part."""
+
+    def __init__(self, inner: Federation) -> None:
+        self._inner = inner
+
+    def run(self, *works: Work) -> Iterator[Reply]:
+        for reply in self._inner.run(*works):
+            yield replace(reply, weight=1.0) if reply.weight > 0 else reply
+
+
+def refreshed(federation: Federation, state: State, t: int) -> State:
+    """Running statistics as one pass over the retained data gives them; nothing is trained."""
+    mean = average(federation.run(Work("refresh", state.params, state.buffers, "retain")))
+    return replace(state, buffers=mean.buffers).logged()

@@ -50,5 +50,9 @@ def _room(work: Work) -> int:
     answers = KINDS[work.kind].answers
     if answers == "free":
         return LARGEST_FREE_REPLY
-    tensors = {**work.params, **work.buffers} if answers == "params" else work.extras
+    tensors = {
+        "params": {**work.params, **work.buffers},
+        "buffers": work.buffers,
+        "extras": work.extras,
+    }[answers]
     return tree.n_bytes(tensors) + OVERHEAD + OVERHEAD_OF_A_TENSOR * len(tensors)
