@@ -116,3 +116,19 @@ def test_the_local_copy_is_balanced_and_within_the_bright_values(data_root: Path
     for data in (train, test):
         assert data.inputs.amax((0, 2, 3)).tolist() == pytest.approx(TinyImageNet.bright, abs=1e-5)
         assert float(data.inputs.mean()) == pytest.approx(0.0, abs=0.1)
+
+
+def test_only_the_first_classes_are_used_if_asked(folder: Path) -> None:
+    write_published_layout(folder)
+    task = TinyImageNet(labels=8, subset=5, network=HSViTShape(channels=4, depth=1, groups=1))
+    assert (task.classes, TinyImageNet.classes, TinyImageNet().classes) == (8, 200, 200)
+    assert len(TinyImageNet(labels=8).train()) == 8
+    train, test = task.train(), task.test()
+    assert len(train) == 5
+    assert set(train.targets.tolist()) < set(range(8))
+    assert test.targets.tolist() == [7, 0]  # 199 is no class of it
+    assert test.ids.tolist() == [5, 6]
+    assert task.model()(train.inputs).shape == (5, 8)
+    for labels in (1, 201):
+        with pytest.raises(ConfigError, match="task tiny-imagenet: labels must lie in 2…200"):
+            TinyImageNet(labels=labels)

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from letheon.data import Data
+from letheon.errors import ConfigError
 from letheon.models.hsvit import HSViTShape
 from letheon.models.resnet import ResNet18Shape
 from letheon.tasks import images
@@ -31,6 +32,7 @@ class ColourImages(Task):
             larger ones. ``None`` means all images, in their original order.
         test_subset: the same for the test images. Models are scored after every round: with a small network that can
             take longer than the training.
+        labels: use the images of the first so many classes only, for training and test. ``None`` means all classes.
 
     Class attributes:
         source: of the images.
@@ -45,8 +47,15 @@ class ColourImages(Task):
     network: ResNet18Shape | HSViTShape
     subset: int | None = None
     test_subset: int | None = None
+    labels: int | None = None
 
     def __post_init__(self) -> None:
+        if self.labels is not None and not 2 <= self.labels <= type(self).classes:
+            most = type(self).classes
+            told = f"labels must lie in 2…{most}, got {self.labels}; leave it out to use all"
+            raise ConfigError(f"task {self.name}: {told}")
+        if self.labels is not None:
+            object.__setattr__(self, "classes", self.labels)
         images.check_subset(self.name, self.subset)
         images.check_subset(self.name, self.test_subset, "test_subset")
 
@@ -56,8 +65,7 @@ class ColourImages(Task):
 
     def test(self) -> Data:
         """The test images."""
-        found = images.load(self.source, images.root())[1]
-        test = images.first(found, self.test_subset, self.name, "test_subset")
+        test = images.first(self._some(1), self.test_subset, self.name, "test_subset")
         return test.standardised(self.mean, self.std, first_id=len(self._train_images().labels))
 
     def model(self) -> nn.Module:
@@ -65,4 +73,9 @@ class ColourImages(Task):
         return self.network.build(self.classes, self.source.shape[0])
 
     def _train_images(self) -> Images:
-        return images.first(images.load(self.source, images.root())[0], self.subset, self.name)
+        return images.first(self._some(0), self.subset, self.name)
+
+    def _some(self, split: int) -> Images:
+        """The training images (0) or the test images (1) of the classes that are used."""
+        found = images.load(self.source, images.root())[split]
+        return found if self.labels is None else found.take(found.labels < self.labels)
