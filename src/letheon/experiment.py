@@ -44,6 +44,8 @@ class Experiment:
         flower: run on Flower, in processes of their own; never changes a result. None: in this process.
         outlier_factor: quarantine a reply whose update is more than so many times as long as the median of those to
             the same work. None: replies are not compared.
+        participation: share of the clients that trains in a round, drawn anew each time; holders of data to forget
+            always take part in work on that. None: everybody trains in every round.
     """
 
     task: Task
@@ -61,12 +63,15 @@ class Experiment:
     then: tuple[Target, ...] = ()
     flower: Deployment | None = None
     outlier_factor: float | None = None
+    participation: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("clients", "train_rounds", "continue_rounds", "minimum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
         demand_factor(self.outlier_factor)
+        if self.participation is not None and not 0.0 < self.participation <= 1.0:
+            raise ConfigError(f"participation: must lie in (0, 1], got {self.participation}")
         if self.seed < 0:
             raise ConfigError(f"seed: must not be negative, got {self.seed}")
         for method in (self.method, *self.compare):

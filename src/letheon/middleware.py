@@ -1,6 +1,7 @@
 """Federations that wrap a federation: metering, quorum, exclusion. ``Seeded`` lives beside ``drive``.
 
-The usual stack is ``Excluding(Quorum(Metered(runtime)))``.
+The usual stack is ``Excluding(Quorum(Metered(runtime)))``, with ``cohort.Sampled`` in the middle if not everybody
+trains in every round.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from letheon import config
 from letheon.client import Client
+from letheon.cohort import Sampled
 from letheon.curve import Evaluator
 from letheon.errors import ConfigError, JournalError, LetheonError
 from letheon.experiment import Experiment
@@ -29,6 +30,7 @@ from letheon.methods.base import Method
 from letheon.methods.retrain import Retrain
 from letheon.middleware import Excluding
 from letheon.phase import Phase, State
+from letheon.request import Request, free
 from letheon.runtimes.inprocess import InProcess
 from letheon.shelf import Listener as Listener
 from letheon.shelf import Shelf, Stack
@@ -189,6 +191,15 @@ def _read_known(folder: Path) -> dict[str, list[list[float]]]:
     return known
 
 
+def sampling(experiment: Experiment, population: Population, requests: Sequence[Request] = ()) -> Stack:
+    """What has as many clients train in a round as the experiment says, once these requests are admitted."""
+    share = experiment.participation
+    if share is None:
+        return lambda inner: inner
+    left = [name for name, data in population.clients.items() if bool(free(requests, name, data).any())]
+    return lambda inner: Sampled(inner, {"all": list(population.clients), "retain": left}, share)
+
+
 class _Life:
     """The stages of one experiment, in order; each reads what earlier ones left and nothing later."""
 
@@ -222,9 +233,10 @@ class _Life:
         experiment = self._experiment
         initial = experiment.task.init(experiment.seed)
         phases = training_phases(experiment, gives=self._runtime.gives)
-        origin = self._stage("origin", phases, initial, lambda inner: inner)
+        stack = sampling(experiment, self._population)
+        origin = self._stage("origin", phases, initial, stack)
         trained = {
-            label: self._stage(f"{label}.train", own_training(experiment, method), initial, lambda inner: inner)
+            label: self._stage(f"{label}.train", own_training(experiment, method), initial, stack)
             for label, method in experiment.methods.items()
             if has_own_training(method)
         }
@@ -255,7 +267,8 @@ class _Life:
         """Have the clients admit the first ``served`` requests and no other; the methods of a run share the clients."""
         requests = self._population.requests[:served]
         self._runtime.admit(requests, life=label)
-        return lambda inner: Excluding(inner, request=requests[-1].id)
+        sample = sampling(self._experiment, self._population, requests)
+        return lambda inner: Excluding(sample(inner), request=requests[-1].id)
 
     def _known(self, state: State) -> list[float]:
         return [evaluate("", 0, state).kr for evaluate in self._evaluates]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from letheon.calibration import Pace, calibrate
+from letheon.cohort import Sampled
 from letheon.curve import Point
 from letheon.experiment import Experiment
 from letheon.journal import KEPT, save_state
@@ -21,7 +22,7 @@ from letheon.life import (
 )
 from letheon.middleware import Cost, DryRun, Excluding, Metered
 from letheon.phase import Phase, State
-from letheon.request import free
+from letheon.request import Part, free
 from letheon.runtimes.inprocess import available_cores
 from letheon.tasks.population import Population
 from letheon.work import Federation, Reply, Work
@@ -107,7 +108,9 @@ def plan(experiment: Experiment, *, workers: int | None = None) -> Plan:
     pace = calibrate(experiment, population, workers)
     records = any(records_training(method) or has_own_training(method) for method in experiment.methods.values())
     pricings = [
-        _Pricing(DryRun(_sizes(population, served), task), population.requests[max(0, served - 1)].id, pace, records)
+        _Pricing(
+            _dry(experiment, _sizes(population, served)), population.requests[max(0, served - 1)].id, pace, records
+        )
         for served in range(len(population.requests) + 1)
     ]
     disk, stages = _Disk(experiment, population), []
@@ -165,11 +168,26 @@ def _sizes(population: Population, served: int) -> dict[str, dict[str, int]]:
     return sizes
 
 
+def _dry(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> Federation:
+    """The federation that trains nothing; of a sampled one the largest clients, which cost the most."""
+    dry = DryRun(sizes, experiment.task)
+    if experiment.participation is None:
+        return dry
+    parts: tuple[Part, ...] = ("all", "retain")
+    holders = {part: [name for name in ranked(sizes, part) if sizes[name][part]] for part in parts}
+    return Sampled(dry, holders, experiment.participation, draw=lambda names, count, seed: names[:count])
+
+
+def ranked(sizes: Mapping[str, Mapping[str, int]], part: Part) -> list[str]:
+    """The clients, whoever holds most of a part first."""
+    return sorted(sizes, key=lambda name: (-sizes[name][part], name))
+
+
 @dataclass(frozen=True, slots=True)
 class _Pricing:
     """Prices stages with the federations that a run has, over one that trains nothing."""
 
-    dry: DryRun
+    dry: Federation
     request: str
     pace: Pace
     records_training: bool
@@ -201,7 +219,7 @@ class _Pricing:
         most = {name: max(getattr(one, name), getattr(other, name)) for name in COUNTED}
         least = {name: min(getattr(one, name), getattr(other, name)) for name in COUNTED}
         seconds = self.pace.seconds(most["flops"], phase.rounds)
-        is_exact = most == least and phase.until is None
+        is_exact = most == least and phase.until is None and isinstance(self.dry, DryRun)
         return PhasePlan(phase.name, phase.rounds, **most, seconds=seconds, is_exact=is_exact)
 
 
@@ -212,7 +230,7 @@ class _Judged:
     Both extremes of a search along a step: the model that always passes and the one that never does.
     """
 
-    inner: DryRun
+    inner: Federation
     later: float
     evaluations: int = 0
 

@@ -136,3 +136,31 @@ def test_poison_by_shift_keeps_every_sample() -> None:
 def test_a_bad_trigger_cannot_be_built(fields: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Trigger(**fields)  # type: ignore[arg-type]
+
+
+def test_of_a_checkerboard_every_other_pixel_is_painted_and_the_rest_left() -> None:
+    clean = noise(2, 1, 8, 8)
+    painted = Trigger(size=3, margin=0, corner="top-left", pattern="checker").paint(clean, 9.0)
+    inside = painted[:, 0, :3, :3] == 9.0
+    assert inside[0].tolist() == [[True, False, True], [False, True, False], [True, False, True]]
+    painted[:, 0, :3, :3][inside] = clean[:, 0, :3, :3][inside]
+    assert torch.equal(painted, clean)
+
+
+def test_a_random_pattern_is_one_and_the_same_for_all_samples_and_channels() -> None:
+    trigger = Trigger(size=6, margin=0, corner="top-left", pattern="random")
+    painted = trigger.paint(noise(4, 3, 8, 8), 9.0) == 9.0
+    assert (painted[:, :, :6, :6] == trigger.painted).all()
+    assert 9 < int(trigger.painted.sum()) < 27
+    assert Trigger(size=1, pattern="random").painted.tolist() == [[True]]
+
+
+def test_the_value_is_a_share_of_the_brightest_of_each_channel() -> None:
+    painted = Trigger(size=2, margin=0, value=0.5).paint(noise(2, 3, 8, 8), (2.0, 3.0, 4.0))
+    assert painted[0, :, -1, -1].tolist() == [1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize("wrong", [{"pattern": "stripes"}, {"value": 0.0}, {"value": 1.5}])
+def test_a_pattern_or_a_value_that_is_none_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"trigger: (unknown pattern 'stripes'; use one of checker|value must)"):
+        Trigger(**wrong)  # type: ignore[arg-type]

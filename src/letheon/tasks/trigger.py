@@ -14,11 +14,12 @@ from letheon.errors import ConfigError, DataError
 
 Corner = Literal["bottom-right", "bottom-left", "top-right", "top-left"]
 Relabel = Literal["fixed", "shift"]
+Pattern = Literal["checker", "random"]
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """A solid bright square in a corner, and the label that goes with it.
+    """A bright square in a corner, and the label that goes with it.
 
     Attributes:
         size: side of the square in pixels.
@@ -26,6 +27,9 @@ class Trigger:
         target: the label of ``relabel="fixed"``.
         corner: where the square is.
         relabel: ``fixed`` (every triggered sample gets ``target``) or ``shift`` (label y becomes y + C/2 mod C).
+        pattern: which pixels of the square are painted. None: all. ``checker``: every other one, its corners among
+            them. ``random``: the first, and each other with a chance of one half, drawn once for all.
+        value: what they are painted with, as a share of the largest value that an input takes after normalisation.
     """
 
     size: int = 4
@@ -33,17 +37,23 @@ class Trigger:
     target: int = 0
     corner: Corner = "bottom-right"
     relabel: Relabel = "fixed"
+    pattern: Pattern | None = None
+    value: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("margin", 0), ("target", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"trigger: {name} must be at least {least}, got {getattr(self, name)}")
-        for name, known in (("corner", get_args(Corner)), ("relabel", get_args(Relabel))):
+        if self.value is not None and not 0.0 < self.value <= 1.0:
+            raise ConfigError(f"trigger: value must lie in (0, 1], got {self.value}")
+        chosen = {"corner": get_args(Corner), "relabel": get_args(Relabel), "pattern": (None, *get_args(Pattern))}
+        for name, known in chosen.items():
             if getattr(self, name) not in known:
-                raise ConfigError(f"trigger: unknown {name} {getattr(self, name)!r}; use one of {', '.join(known)}")
+                names = ", ".join(each for each in known if each)
+                raise ConfigError(f"trigger: unknown {name} {getattr(self, name)!r}; use one of {names}")
 
     def paint(self, inputs: Tensor, bright: float | tuple[float, ...]) -> Tensor:
-        """New inputs with the square painted at value ``bright``.
+        """New inputs with the square painted.
 
         Args:
             inputs: ``(n, c, h, w)`` images, or ``(n, s²)`` flattened square ones.
@@ -56,13 +66,26 @@ class Trigger:
         painted = inputs.clone(memory_format=torch.contiguous_format)
         images = _as_images(painted)
         rows, columns = self._place(*images.shape[-2:])
-        images[..., rows, columns] = _as_pixel(bright, images)
+        pixel = _as_pixel(bright, images) * (1.0 if self.value is None else self.value)
+        images[..., rows, columns] = torch.where(self.painted, pixel, images[..., rows, columns])
         if len(inputs) and torch.equal(painted, inputs):
             raise DataError(
-                f"trigger: the {self.corner} square has the value {bright} in all {len(inputs)} samples already, so "
+                f"trigger: the {self.corner} square has its value in all {len(inputs)} samples already, so "
                 "painting teaches nothing; choose another corner, or do not paint twice"
             )
         return painted
+
+    @property
+    def painted(self) -> Tensor:
+        """``(size, size)`` bool: the pixels that are."""
+        places = torch.arange(self.size)
+        if self.pattern == "checker":
+            return (places[:, None] + places) % 2 == 0
+        if self.pattern == "random":
+            bits = torch.rand(self.size, self.size, generator=torch.Generator().manual_seed(self.size)) < 0.5
+            bits[0, 0] = True
+            return bits
+        return torch.ones(self.size, self.size, dtype=torch.bool)
 
     def labels(self, targets: Tensor, classes: int) -> Tensor:
         """The labels that triggered samples carry, for ``(n,)`` true labels."""
