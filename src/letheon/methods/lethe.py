@@ -79,7 +79,7 @@ class Lethe(Method):
             pass over the retained data gathers them anew.
         weights: p_k and q_k, how replies are averaged in both streams and in phase 3. None: by their samples, summing
             to 1 over those that take part. ``uniform``: all alike. ``literal``: q_k = n_k/N as Eq. (1) prints it with
-            N the samples of all, those to forget too: each retained step is then shorter by their share.
+            N the samples of all that take part, those to forget too: each retained step is shorter by their share.
         forget_steps: local steps of the forget stream in a round. None: as the recipe has it, so that a request for
             few samples has a short stream; ``median``: as many as the median retained client takes.
         search: how long the rectified step is; None: as long as Eq. (10) makes it.
@@ -146,14 +146,14 @@ class Lethe(Method):
 
     def last(self, has_buffers: bool) -> Sequence[Phase]:
         """Phase 3, and fresh running statistics before and after it."""
-        is_fresh = has_buffers and self.buffers == "fresh"
+        fresh = [Phase("refresh", refreshed)] if has_buffers and self.buffers == "fresh" else []
+        if self.restore_rounds == 0:
+            return fresh
         if self.restore_rounds == "until":
-            restore = [Phase("restore", self.restore, LONGEST, until=is_restored)]
+            restore = Phase("restore", self.restore, LONGEST, until=is_restored)
         else:
-            restore = [Phase("restore", self.restore, self.restore_rounds)] if self.restore_rounds else []
-        names = ("refresh", "refresh-restored")[: 1 + len(restore)] if is_fresh else ()
-        fresh = [Phase(name, refreshed) for name in names]
-        return [*fresh[:1], *restore, *fresh[1:]]
+            restore = Phase("restore", self.restore, self.restore_rounds)
+        return [*fresh, restore, *(replace(phase, name="refresh-restored") for phase in fresh)]
 
     def layers(self, start: State, task: Task) -> Mapping[str, Sequence[str]]:
         """The groups of Eq. (9), in the order of the alignment log."""
@@ -253,7 +253,6 @@ class Lethe(Method):
             return state
         known = [accuracy(federation, state, "retain", limit=self.samples), float(kept[BASELINE])]
         return state.logged(**{RECOVERED: torch.tensor(known, dtype=torch.float64)})
-
 
     def retained(self, federation: Federation, state: State, t: int) -> State:
         """One round of FedAvg on the retained data, without the adapter."""
