@@ -11,6 +11,7 @@ from typing import Any
 from letheon import config, schema
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method, demand_given
+from letheon.methods.detach import Detach
 from letheon.methods.retrain import Retrain
 from letheon.outliers import demand_factor
 from letheon.request import free
@@ -29,7 +30,8 @@ class Experiment:
     Attributes:
         task: data, model and loss.
         method: the method of interest.
-        compare: methods run beside it, from the same Origin. Retrain always runs: it is the reference.
+        compare: methods run beside it, from the same Origin. Retrain always runs, the reference, and so does detach, the
+            control for what continued training forgets by itself.
         seed: of the partition, the initial weights and every random draw.
         clients: number of clients K.
         partition: who holds what.
@@ -112,8 +114,13 @@ class Experiment:
 
     @cached_property
     def methods(self) -> dict[str, Method]:
-        """By label, Retrain first, each with the experiment's recipe filled in."""
+        """By label, Retrain first, each with the experiment's recipe filled in.
+
+        Whatever is listed, Retrain is among them, and detach: the reference, and what training forgets by itself.
+        """
         chosen = [self.method, *self.compare]
+        if not any(isinstance(method, Detach) for method in chosen):
+            chosen.append(Detach())
         if not any(isinstance(method, Retrain) for method in chosen):
             chosen.insert(0, Retrain())
         chosen.sort(key=lambda method: not isinstance(method, Retrain))

@@ -73,10 +73,11 @@ class Run:
 
     @property
     def main(self) -> str:
-        """Label of the method of interest: the first that is not Retrain, if there is one."""
-        methods = self.experiment.methods
-        others = (label for label, method in methods.items() if not isinstance(method, Retrain))
-        return next(others, next(iter(methods)))
+        """Label of the method of interest: of the first that is listed and not Retrain, if there is one."""
+        asked = (self.experiment.method, *self.experiment.compare)
+        if all(isinstance(method, Retrain) for method in asked):
+            return next(iter(self.experiment.methods))
+        return next(label for label, method in self.experiment.methods.items() if not isinstance(method, Retrain))
 
     def diverged(self, label: str) -> str:
         """Empty, or why the method ended early: serving some request, or in continued training."""
