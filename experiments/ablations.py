@@ -2,7 +2,8 @@
 
 The Lethe paper gives no γ, no length of the ascent, no place of the adapter, no T and R, and does not say what a layer
 is. Each row changes one of these in one experiment (``--base``); each runs with every seed. Origin, Retrain and the
-control of plain fine-tuning are trained once a seed: runs share a cache. The table is written anew after every run.
+controls, detach and plain fine-tuning, are trained once a seed: runs share a cache. The table is written anew after
+every run.
 
     python experiments/ablations.py --out runs/ablations --seeds 0 10 11
     python experiments/ablations.py --out runs/ablations --seeds 0 10 11        # after an interruption: goes on

@@ -30,8 +30,8 @@ class Experiment:
     Attributes:
         task: data, model and loss.
         method: the method of interest.
-        compare: methods run beside it, from the same Origin. Retrain always runs, the reference, and so does detach, the
-            control for what continued training forgets by itself.
+        compare: methods run beside it, from the same Origin. Retrain, the reference, and detach, the control for what
+            continued training forgets by itself, always run.
         seed: of the partition, the initial weights and every random draw.
         clients: number of clients K.
         partition: who holds what.

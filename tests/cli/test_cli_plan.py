@@ -102,7 +102,7 @@ def test_plan_as_json_and_as_a_table_tell_the_same_total(place: Path, command: C
     assert "an estimate" in out
 
 
-@pytest.mark.parametrize("method", ["retrain", "fine-tuning", "lethe", "not", "puf", "noise"])
+@pytest.mark.parametrize("method", ["retrain", "fine-tuning", "lethe", "not", "puf", "noise", "detach"])
 @pytest.mark.parametrize("scope", ["client", "class", "samples"])
 def test_every_method_can_be_priced_in_every_scope(
     method: str, scope: str, place: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +110,9 @@ def test_every_method_can_be_priced_in_every_scope(
     monkeypatch.setattr("letheon.calibration.timed", lambda act, budget: 0.001)
     found = plan(Experiment.load(place / "tiny.toml", [f"method={method}", f"request.scope={scope}", "compare=[]"]))
     assert found.total.rounds > 0
-    assert found.stages[-1].stage == f"{method}.continue"
+    labels = dict.fromkeys(["retrain", method, "detach"])
+    ends = [stage.stage for stage in found.stages if stage.stage.endswith(".continue")]
+    assert ends == [f"{label}.continue" for label in labels]
 
 
 def test_the_plan_says_how_likely_fats_is_to_run_rounds_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

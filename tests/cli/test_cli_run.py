@@ -18,7 +18,7 @@ import pytest
 from letheon import pipeline, tree
 from letheon.experiment import Experiment
 
-METHODS = ["retrain", "lethe", "fine-tuning", "not", "puf", "noise"]
+METHODS = ["retrain", "lethe", "fine-tuning", "not", "puf", "noise", "detach"]
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -41,8 +41,8 @@ def test_progress_in_a_pipe_is_one_plain_line_for_each_stage(first_run: tuple[in
     assert "\x1b" not in out + err
     lines = err.splitlines()
     assert lines[0] == "digits, tiny"
-    assert lines[2].split()[:4] == ["1/13", "origin", "3", "rounds"]
-    assert [line.split()[0] for line in lines[2:]] == [f"{i}/13" for i in range(1, 14)]
+    assert lines[2].split()[:4] == ["1/15", "origin", "3", "rounds"]
+    assert [line.split()[0] for line in lines[2:]] == [f"{i}/15" for i in range(1, 16)]
     assert all("KR" in line and "MU" in line for line in lines[2:])
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_was_stopped_twice_ends_with_the_models_of_an_unbroken_one(
     monkeypatch.chdir(tmp_path)
     code, out, _ = command(*words)
     assert code == 0
-    assert [row["method"] for row in json.loads(out)] == ["retrain", "fine-tuning"]
+    assert [row["method"] for row in json.loads(out)] == ["retrain", "fine-tuning", "detach"]
 
     broken = pipeline.load(tmp_path / "out")
     whole = pipeline.run(experiment, tmp_path / "whole")

@@ -94,6 +94,7 @@ def test_a_client_with_one_sample_and_batch_norm_is_quarantined_and_named_and_th
         ("fine-tuning.unlearn", "c001"),
         ("retrain.continue", "c001"),
         ("fine-tuning.continue", "c001"),
+        ("detach.continue", "c001"),
     ]
     assert "1 sample(s) cannot train a model with BatchNorm" in run.origin.events[0]["reason"]
     assert run.origin.events[1]["phase"] == "train"
@@ -106,7 +107,7 @@ def test_a_client_whose_updates_are_nan_is_quarantined_and_the_result_is_that_wi
     spoil(lambda client, work, reply: nan(reply) if client.name == "c002" else reply)
     run = pipeline.run(SMALL, tmp_path / "run")
     assert {client for _, client in events(run)} == {"c002"}
-    assert len(events(run)) == 7
+    assert len(events(run)) == 8
     assert all(torch.isfinite(t).all() for outcome in stages(run).values() for t in outcome.state.params.values())
     spoil(lambda client, work, reply: replace(reply, error="absent", tensors={}) if client.name == "c002" else reply)
     without = pipeline.run(SMALL, tmp_path / "without")

@@ -28,11 +28,12 @@ Start = Callable[[Callable[[], object]], int]
 Killer = Callable[[Path, bytes], None]
 
 KILLED = -signal.SIGKILL
-WRITES = 24
-"""Of a whole run: experiment.json, population.json, 12 rounds, a model and a result for each of 5 stages."""
+WRITES = 31
+"""Of a whole run: experiment.json, population.json, 15 rounds, a model and a result for each of 7 stages."""
 
 
-STAGES = ["origin", "retrain.continue", "retrain.unlearn", "lethe.continue", "lethe.unlearn"]
+STAGES = ["origin"]
+STAGES += [f"{label}.{part}" for label in ("retrain", "lethe", "detach") for part in ("continue", "unlearn")]
 TABLE = """
 clients = 3
 train_rounds = 2
@@ -169,7 +170,7 @@ def test_a_run_that_is_killed_at_three_random_moments_ends_as_if_nothing_had_hap
 ) -> None:
     rng, folder = random.Random(seed), tmp_path / "run"
     for _ in range(3):
-        points, delay = rng.randint(1, 2), rng.uniform(0.0, 0.01)  # of 12 points, at most 9: it is never over before
+        points, delay = rng.randint(1, 2), rng.uniform(0.0, 0.01)  # of 15 rounds, at most 9: it is never over before
         assert killed_after(experiment, folder, start, points=points, delay=delay) == KILLED
     assert not (folder / "population.json").exists()
     assert findings(pipeline.run(experiment, folder, resume=True)) == expected

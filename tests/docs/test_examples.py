@@ -59,7 +59,7 @@ def test_the_method_in_the_docs_runs(shown: Any, tmp_path: Path) -> None:
         continue_rounds=1,
     )
     rows = Results(pipeline.run(experiment, tmp_path)).rows()
-    assert [row["method"] for row in rows] == ["retrain", "shrink"]
+    assert [row["method"] for row in rows] == ["retrain", "shrink", "detach"]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_an_outside_package_with_the_method_in_the_docs_is_listed_run_and_report
     assert "From the package my_package." in letheon("methods")
     letheon("run", "mine.toml", "--set", "method.name=shrink", "--set", "method.factor=0.25", "--out", "run")
     rows = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert [row["method"] for row in rows] == ["retrain", "shrink"]
+    assert [row["method"] for row in rows] == ["retrain", "shrink", "detach"]
     assert "factor = 0.25" in (tmp_path / "run" / "experiment.toml").read_text()
 
 
@@ -120,7 +120,7 @@ def test_the_method_of_an_outside_package_passes_the_conformance_suite(outside: 
 def test_the_readme_shows_a_valid_experiment() -> None:
     table = tomllib.loads(blocks(ROOT / "README.md", "toml")[0])
     experiment = config.build(Experiment, table, "README.md")
-    assert [*experiment.methods] == ["retrain", "lethe", "fine-tuning", "not", "puf"]
+    assert [*experiment.methods] == ["retrain", "lethe", "fine-tuning", "not", "puf", "detach"]
 
 
 def test_the_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,10 +94,10 @@ def test_what_did_not_return_within_the_limit_is_told_as_more_than_it(told: Diag
 
 
 def test_what_is_undefined_is_a_dash_with_its_reason_under_the_table(told: Diagnostics) -> None:
-    assert cell(told, "origin", "RT") == ("–", "")
+    assert cell(told, "origin", "RT") == cell(told, "detach", "RT") == ("–", "")
     assert cell(told, "untrained", "FD") == ("–", "")
     text = printed(told)
-    assert "origin: RT undefined, the unlearned model is the original model: there is no way back." in text
+    assert "origin, detach: RT undefined, the unlearned model is the original model: there is no way back." in text
     gone = changed(told, "features", "not", undefined="collapsed: gone")
     assert cell(gone, "not", "FD") == ("–", "")
     assert "not: FD undefined, collapsed: gone." in printed(gone)

@@ -45,10 +45,7 @@ EXPERIMENT = Experiment(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run, with a method that does nothing put beside the others."""
-    done = run(EXPERIMENT, tmp_path_factory.mktemp("run"), workers=1)
-    idle = replace(done.origin, points=done.origin.points[-1:])
-    return replace(done, unlearned={**done.unlearned, "no-op": idle}, continued={**done.continued, "no-op": idle})
+    return run(EXPERIMENT, tmp_path_factory.mktemp("run"), workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +67,7 @@ NOISE = "noise as far as fine-tuning"
 
 
 def test_every_model_has_a_row_in_every_section(found: dict[str, Any]) -> None:
-    labels = ["origin", "retrain", "fine-tuning", "noise", "no-op", NOISE]
+    labels = ["origin", "retrain", "fine-tuning", "noise", "detach", NOISE]
     assert found["subjects"] == labels
     assert list(found["sections"]) == list(VERSIONS)
     for name, section in found["sections"].items():
@@ -91,7 +88,7 @@ def test_rounds_that_are_run_again_end_in_the_very_model_of_the_run(trained: Run
 def test_rows_say_that_their_rounds_came_out_as_in_the_run(found: dict[str, Any]) -> None:
     redriven = {label: row["redriven"] for label, row in rows(found, "rollback").items()}
     assert redriven == {
-        "origin": None, "retrain": True, "fine-tuning": True, "noise": True, "no-op": True, NOISE: None,
+        "origin": None, "retrain": True, "fine-tuning": True, "noise": True, "detach": True, NOISE: None,
     }  # fmt: skip
 
 
@@ -135,13 +132,13 @@ def test_recovery_uses_all_data_and_relearning_only_what_was_to_be_forgotten(tra
 # Known cases
 
 
-def test_what_did_nothing_looks_like_origin_everywhere(found: dict[str, Any]) -> None:
+def test_detach_which_does_nothing_looks_like_origin_everywhere(found: dict[str, Any]) -> None:
     for name in VERSIONS:
-        idle, origin = rows(found, name)["no-op"], rows(found, name)["origin"]
+        idle, origin = rows(found, name)["detach"], rows(found, name)["origin"]
         assert {**idle, "redriven": None} == {**origin, "redriven": None}
-    assert "no way back" in rows(found, "rollback")["no-op"]["rt_reason"]
-    assert rows(found, "connectivity")["no-op"]["recovery_rounds"] == 0.0
-    assert rows(found, "relearning")["no-op"]["relearn_rounds"] == 0.0
+    assert "no way back" in rows(found, "rollback")["detach"]["rt_reason"]
+    assert rows(found, "connectivity")["detach"]["recovery_rounds"] == 0.0
+    assert rows(found, "relearning")["detach"]["relearn_rounds"] == 0.0
 
 
 def test_rollback_tendency_is_near_zero_for_a_random_step_that_forgets_nothing(
@@ -158,7 +155,7 @@ def test_rollback_tendency_is_near_zero_for_a_random_step_that_forgets_nothing(
 def test_relearning_tells_retrain_from_models_that_still_know(found: dict[str, Any]) -> None:
     steps = {label: row["relearn_steps"] for label, row in rows(found, "relearning").items()}
     assert steps["retrain"] >= 1.0
-    assert steps["origin"] == steps["fine-tuning"] == steps["no-op"] == steps[NOISE] == 0.0
+    assert steps["origin"] == steps["fine-tuning"] == steps["detach"] == steps[NOISE] == 0.0
 
 
 def test_a_probe_reads_the_trigger_off_all_digits_models_even_an_untrained_one(found: dict[str, Any]) -> None:
@@ -239,7 +236,7 @@ def test_with_several_requests_it_is_the_model_after_the_last_and_the_data_of_th
     assert len(seen.forget) == done.population.forget_size
     assert len(seen.retained) == held - len(seen.forget) - done.population.later[0].forget_size
     found = rows(diagnose(done, ["rollback", "relearning"], suite=replace(SMALL, rollback_rounds=2)), "rollback")
-    assert [found[label]["redriven"] for label in done.unlearned] == [True, True]
+    assert [found[label]["redriven"] for label in done.unlearned] == [True, True, True]
 
 
 def test_held_out_images_come_in_pairs_that_differ_in_the_trigger_alone(trained: Run) -> None:

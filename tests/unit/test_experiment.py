@@ -13,6 +13,7 @@ from letheon import registry
 from letheon.errors import ConfigError, MethodError
 from letheon.experiment import Experiment
 from letheon.life import owners
+from letheon.methods.detach import Detach
 from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.lethe import Lethe
 from letheon.methods.puf import PUF
@@ -55,9 +56,16 @@ def test_a_method_that_does_not_serve_the_scope_is_refused_before_any_work() -> 
 
 
 def test_retrain_is_always_there_and_first() -> None:
-    assert list(PLAIN.methods) == ["retrain", "lethe", "fine-tuning"]
+    assert list(PLAIN.methods) == ["retrain", "lethe", "fine-tuning", "detach"]
     assert next(iter(replace(PLAIN, compare=(FineTuning(), Retrain(rounds=3))).methods)) == "retrain"
-    assert list(Experiment(Digits(), Retrain()).methods) == ["retrain"]
+    assert list(Experiment(Digits(), Retrain()).methods) == ["retrain", "detach"]
+
+
+def test_detach_is_always_there_last_or_where_it_is_listed() -> None:
+    assert list(replace(PLAIN, compare=()).methods) == ["retrain", "lethe", "detach"]
+    among = replace(PLAIN, compare=(Detach(), FineTuning()))
+    assert list(among.methods) == ["retrain", "lethe", "detach", "fine-tuning"]
+    assert list(replace(PLAIN, method=Detach()).methods) == ["retrain", "detach", "fine-tuning"]
 
 
 def test_methods_take_what_they_leave_open_from_the_experiment() -> None:
@@ -70,7 +78,7 @@ def test_methods_take_what_they_leave_open_from_the_experiment() -> None:
 
 def test_a_method_listed_twice_is_told_apart_by_its_settings() -> None:
     labels = list(replace(PLAIN, compare=(PUF(), PUF(rate=4.0), PUF(form="regular"))).methods)
-    assert labels == ["retrain", "lethe", "puf", "puf(rate=4.0)", "puf(form=regular)"]
+    assert labels == ["retrain", "lethe", "puf", "puf(rate=4.0)", "puf(form=regular)", "detach"]
     with pytest.raises(ConfigError, match="compare: puf is listed twice with the same settings"):
         _ = replace(PLAIN, compare=(PUF(), PUF())).methods
 
@@ -92,10 +100,8 @@ def test_the_title_does_not_change_the_digest_and_everything_else_does() -> None
 
 def test_stages_are_shared_by_exactly_the_experiments_that_have_them_in_common() -> None:
     plain = owners(PLAIN)
-    assert list(plain) == [
-        "origin",
-        *(f"{label}.{part}" for label in ("retrain", "lethe", "fine-tuning") for part in ("unlearn", "continue")),
-    ]
+    labels = ("retrain", "lethe", "fine-tuning", "detach")
+    assert list(plain) == ["origin", *(f"{label}.{part}" for label in labels for part in ("unlearn", "continue"))]
     assert len(set(plain.values())) == len(plain)
     other_method = owners(replace(PLAIN, method=Lethe(rounds=9)))
     assert {name for name in plain if plain[name] != other_method[name]} == {"lethe.unlearn", "lethe.continue"}

@@ -51,6 +51,7 @@ EXPERIMENT = Experiment(
     continue_rounds=3,
     title="a small run",
 )
+LEARNT = {"origin": 1.0, "retrain": 0.0, "lethe": 0.0, "fine-tuning": 0.9, "not": 0.0, "detach": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +62,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def ranked(trained: Run) -> Run:
     """The run, as if Lethe had passed and fine-tuning had kept the knowledge."""
-    learnt = {"origin": 1.0, "retrain": 0.0, "lethe": 0.0, "fine-tuning": 0.9, "not": 0.0}
-    return known(trained, learnt)
+    return known(trained, LEARNT)
 
 
 @pytest.fixture(scope="module")
 def void(trained: Run) -> Run:
     """The run, as if Origin had never learnt the data."""
-    return known(trained, {"origin": 0.5, "retrain": 0.0, "lethe": 0.0, "fine-tuning": 0.9, "not": 0.0})
+    return known(trained, LEARNT | {"origin": 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +168,15 @@ def test_every_reference_within_a_figure_has_its_target(ranked_page: str) -> Non
 
 
 def test_the_page_names_every_method_and_every_phase(ranked_page: str) -> None:
-    for word in ("retrain", "lethe", "fine-tuning", "not", "amplify", "rectify", "restore", "negate", "continue"):
+    methods = ("retrain", "lethe", "fine-tuning", "not", "detach")
+    for word in (*methods, "amplify", "rectify", "restore", "negate", "continue"):
         assert f">{word}<" in ranked_page
 
 
 def test_a_run_that_ranks_says_who_passed_and_who_did_not(ranked_page: str) -> None:
     assert "lethe: within the thresholds" in ranked_page
     assert "fine-tuning is outside the thresholds: unsuccessful forgetting" in ranked_page
+    assert "detach is outside the thresholds: unsuccessful forgetting" in ranked_page
     assert ranked_page.count('<tr class="out">') == 2  # Lethe and NoT; Retrain is the reference
     assert "ranks no method" not in ranked_page
 
@@ -249,9 +251,9 @@ def test_artefacts_are_complete_and_the_models_are_plain(ranked: Run, ranked_pag
     assert (tmp_path / "report.html").read_text() == ranked_page
     assert config.build(Experiment, config.read(tmp_path / "experiment.toml"), "") == of.experiment
     rows = json.loads((tmp_path / "results.json").read_text())
-    assert [row["method"] for row in rows] == ["retrain", "lethe", "fine-tuning", "not"]
-    assert len(list(csv.DictReader(StringIO((tmp_path / "table.csv").read_text())))) == 4
-    assert len(list((tmp_path / "models").glob("*.safetensors"))) == 9
+    assert [row["method"] for row in rows] == ["retrain", "lethe", "fine-tuning", "not", "detach"]
+    assert len(list(csv.DictReader(StringIO((tmp_path / "table.csv").read_text())))) == 5
+    assert len(list((tmp_path / "models").glob("*.safetensors"))) == 11
     state = of.unlearned["lethe"].state
     found = load_file(tmp_path / "models" / "lethe.unlearned.safetensors")
     assert found.keys() == (state.params | state.buffers).keys()

@@ -14,9 +14,12 @@ import torch
 from letheon.curve import Point
 from letheon.data import Data
 from letheon.experiment import Experiment
+from letheon.methods.base import Method
+from letheon.methods.detach import Detach
 from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.lethe import Lethe
 from letheon.methods.noise import Noise
+from letheon.methods.retrain import Retrain
 from letheon.middleware import Cost
 from letheon.phase import State
 from letheon.pipeline import Run
@@ -59,12 +62,14 @@ def outcome(shares: Shares, *, diverged: str = "", costs: Sequence[Cost] = (), a
 ORIGIN = outcome([(1.0, 10.0), (95.0, 95.0)])
 RETRAIN = (outcome([(95.0, 95.0), (2.0, 95.0)]), outcome([(2.0, 95.0), (3.0, 95.0), (1.0, 95.0)]))
 FINE_TUNING = (outcome([(95.0, 95.0), (70.0, 95.0)]), outcome([(70.0, 95.0), (65.0, 95.0), (60.0, 95.0)]))
+DETACH = (outcome([(95.0, 95.0), (95.0, 95.0)]), outcome([(95.0, 95.0), (70.0, 95.0), (65.0, 95.0)]))
 PERFECT = (outcome([(95.0, 95.0), (0.0, 95.0)]), outcome([(0.0, 95.0), (2.0, 95.0), (1.0, 95.0)]))
 
 
 def results(origin: Outcome = ORIGIN, **methods: tuple[Outcome, Outcome]) -> Results:
     """Results of a run in which lethe and noise are what is given, or perfect."""
-    pairs = {"retrain": RETRAIN, "lethe": PERFECT, "fine-tuning": FINE_TUNING, "noise": PERFECT} | methods
+    pairs = {"retrain": RETRAIN, "lethe": PERFECT, "fine-tuning": FINE_TUNING, "noise": PERFECT}
+    pairs |= {"detach": DETACH} | methods
     unlearned = {label: pair[0] for label, pair in pairs.items()}
     continued = {label: pair[1] for label, pair in pairs.items()}
     return Results(Run(EXPERIMENT, Path(), POPULATION, origin, unlearned, continued))
@@ -73,6 +78,23 @@ def results(origin: Outcome = ORIGIN, **methods: tuple[Outcome, Outcome]) -> Res
 def lethe(unlearned: tuple[float, float], *continued: tuple[float, float], **more: Any) -> dict[str, Any]:
     pair = outcome([(95.0, 95.0), unlearned]), outcome([unlearned, *continued], **more)
     return results(lethe=pair).row("lethe")
+
+
+@pytest.mark.parametrize(
+    ("asked", "main"),
+    [
+        ([Lethe(), FineTuning()], "lethe"),
+        ([Retrain(), Lethe()], "lethe"),
+        ([Retrain()], "retrain"),  # detach is there too, but nobody asked for it
+        ([Retrain(), Detach()], "detach"),
+        ([Detach(), Lethe()], "detach"),
+    ],
+)
+def test_the_method_of_interest_is_the_first_that_was_asked_for_and_is_not_retrain(
+    asked: list[Method], main: str
+) -> None:
+    experiment = replace(EXPERIMENT, method=asked[0], compare=tuple(asked[1:]))
+    assert replace(results().run, experiment=experiment).main == main
 
 
 def test_an_oracle_passes_and_has_no_resurfacing() -> None:
@@ -179,7 +201,7 @@ def test_a_row_has_every_name_that_was_promised() -> None:
     ):
         assert row[f"{metric}_low"] <= row[metric] <= row[f"{metric}_high"]
     assert (row["method"], row["seed"], row["scope"], row["n_forget"]) == ("noise", 4, "client", N)
-    assert [r["method"] for r in results().rows()] == ["retrain", "lethe", "fine-tuning", "noise"]
+    assert [r["method"] for r in results().rows()] == ["retrain", "lethe", "fine-tuning", "noise", "detach"]
 
 
 def test_the_worst_client_is_one_that_retains_something() -> None:

@@ -108,7 +108,7 @@ def test_the_report_shows_the_matrix_with_intervals(run: Run) -> None:
     assert [row.after for row in rows[:5]] == ["training", "request 1", "request 2", "request 3", "continued training"]
     assert all("[" in cell for row in rows for cell in row.retention.values())
     assert [list(row.retention) for row in rows] == [["1", "2", "3"]] * len(rows)
-    assert as_text(rows).row_count == len(rows) == 13
+    assert as_text(rows).row_count == len(rows) == 17
     assert list(stages(run))[1:5] == ["retrain.unlearn", "retrain.unlearn2", "retrain.unlearn3", "retrain.continue"]
 
 

@@ -84,15 +84,15 @@ def plain(rows: list[Row], width: int) -> str:
 
 
 def test_there_is_one_object_for_each_run_and_method_with_the_promised_names(rows: list[Row]) -> None:
-    assert [found["method"] for found in rows] == ["retrain", "lethe", "fine-tuning"] * 2
+    assert [found["method"] for found in rows] == ["retrain", "lethe", "fine-tuning", "detach"] * 2
     assert all(found.keys() >= PROMISED | {"setting"} for found in rows)
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
 def test_the_setting_is_the_same_for_every_seed_and_another_for_every_method() -> None:
     here = settings(EXPERIMENT)
-    assert list(here) == ["retrain", "lethe", "fine-tuning"]
-    assert len(set(here.values())) == 3
+    assert list(here) == ["retrain", "lethe", "fine-tuning", "detach"]
+    assert len(set(here.values())) == 4
     assert settings(replace(EXPERIMENT, seed=7, title="other")) == here
     assert settings(replace(EXPERIMENT, compare=(), minimum=1))["lethe"] == here["lethe"]
     assert set(settings(replace(EXPERIMENT, train_rounds=3)).values()).isdisjoint(here.values())

@@ -27,7 +27,8 @@ class Setting:
         like: the experiment whose same scale this one starts from; empty: it starts from ``preset``.
         preset: the federation that the paper's text, or its tables, describe.
         departures: where the setting is not the paper's, or where the paper leaves it open.
-        settings: an experiment's tables, or a stream's, and ``methods``: what runs, beside Retrain in an experiment.
+        settings: an experiment's tables, or a stream's, and ``methods``: what runs, in an experiment beside Retrain and
+            detach.
         labels: classes that go, each in runs of its own; values are means over them. Empty: what ``settings`` say.
     """
 
