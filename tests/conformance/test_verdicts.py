@@ -43,9 +43,9 @@ def test_only_retrain_passes_beside_methods_that_do_nothing_or_destroy_the_model
     found = results(scope, tmp_path)
     assert found.void == []
     status = {label: found.verdict(label).status for label in found.run.experiment.methods}
-    assert status == {"retrain": "pass", "no-op": "fail", "collapse": "fail", "explode": "fail"}
+    assert status == {"retrain": "pass", "no-op": "fail", "collapse": "fail", "explode": "fail", "detach": "fail"}
     assert found.rr("retrain").value == 0.0
-    for label, expected in (("no-op", "uf"), ("collapse", "collapsed")):
+    for label, expected in (("no-op", "uf"), ("detach", "uf"), ("collapse", "collapsed")):
         rate = found.rr(label).value
         assert isinstance(rate, Undefined)
         assert rate.status == expected
