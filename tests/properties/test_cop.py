@@ -34,7 +34,7 @@ def moments(tokens: Tensor, dtype: torch.dtype = torch.float64) -> Moments:
 
 
 @given(seed=SEEDS, dtype=DTYPES, spread=st.floats(0, 6))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_columns_stay_orthonormal_over_twenty_requests(seed: int, dtype: torch.dtype, spread: float) -> None:
     basis = Basis.empty(48, dtype)
     shared = normal(seed, 4, 48) * 10.0**spread  # every request sees it: the second time nothing of it may be added
@@ -49,7 +49,7 @@ def test_columns_stay_orthonormal_over_twenty_requests(seed: int, dtype: torch.d
 
 
 @given(seed=SEEDS, energy=st.floats(0.05, 0.999), known=st.integers(0, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_fewer_directions_would_hold_the_energy(seed: int, energy: float, known: int) -> None:
     tokens = normal(seed, 10, 12) * torch.linspace(2, 0.1, 12).double()
     every = Selection(1.0, rank=12, rank_total=12)
@@ -67,7 +67,7 @@ def test_no_fewer_directions_would_hold_the_energy(seed: int, energy: float, kno
 
 
 @given(seed=SEEDS, rank=st.integers(1, 5), total=st.integers(1, 9), requests=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_caps_bind(seed: int, rank: int, total: int, requests: int) -> None:
     basis = Basis.empty(10, torch.float64)
     for request in range(requests):
@@ -77,7 +77,7 @@ def test_caps_bind(seed: int, rank: int, total: int, requests: int) -> None:
 
 
 @given(seed=SEEDS, dtype=DTYPES, m=st.integers(1, 7), jump=st.floats(1e-3, 1e2))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_restore_goes_to_the_nearest_weight_that_answers_as_before(
     seed: int, dtype: torch.dtype, m: int, jump: float
 ) -> None:
@@ -100,7 +100,7 @@ def test_restore_goes_to_the_nearest_weight_that_answers_as_before(
 
 
 @given(seed=SEEDS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_float32_moments_choose_what_float64_moments_do_where_they_may(seed: int) -> None:
     tokens = normal(seed, 30, 16) * torch.logspace(0, -2, 16).double()
     rule = Selection(0.99, rank=16, rank_total=16)

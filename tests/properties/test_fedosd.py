@@ -51,7 +51,7 @@ def slow_complement(vector: Params, rows: Sequence[Params]) -> torch.Tensor:
     return left
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(1, 12), st.integers(-8, 4))
 def test_the_step_is_orthogonal_to_every_retained_update_and_as_long_as_the_one_to_unlearn(
     seed: int, clients: int, exponent: int
@@ -66,7 +66,7 @@ def test_the_step_is_orthogonal_to_every_retained_update_and_as_long_as_the_one_
     assert {name: tensor.dtype for name, tensor in step.items()} == dict.fromkeys(SHAPES, torch.float32)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(1, 10))
 def test_the_gram_form_is_the_gram_schmidt_form(seed: int, clients: int) -> None:
     vector, *rows = draw(seed, clients + 1, dtype=torch.float64)
@@ -74,7 +74,7 @@ def test_the_gram_form_is_the_gram_schmidt_form(seed: int, clients: int) -> None
     torch.testing.assert_close(flat(complement(vector, rows)), slow_complement(vector, rows), rtol=1e-9, atol=1e-10)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(2, 6))
 def test_one_small_update_among_large_ones_is_protected_too(seed: int, clients: int) -> None:
     vector, *rows = draw(seed, clients + 1)
@@ -84,7 +84,7 @@ def test_one_small_update_among_large_ones_is_protected_too(seed: int, clients: 
     assert all(abs(cosine(step, row)) < 1e-6 for row in rows)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS, st.integers(2, 6))
 def test_retained_updates_that_nearly_agree_are_protected_one_and_all(seed: int, clients: int) -> None:
     vector, common, *own = draw(seed, clients + 2)
@@ -95,7 +95,7 @@ def test_retained_updates_that_nearly_agree_are_protected_one_and_all(seed: int,
     assert all(abs(cosine(step, row)) < 1e-6 for row in rows)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS)
 def test_what_the_retained_updates_span_leaves_no_step(seed: int) -> None:
     first, second = draw(seed, 2)
@@ -121,7 +121,7 @@ def test_the_gram_matrix_holds_all_inner_products() -> None:
     torch.testing.assert_close(gram(rows), wanted, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS)
 def test_after_the_projection_no_retained_update_leads_back_or_on(seed: int) -> None:
     update, gone = draw(seed, 2)
@@ -130,7 +130,7 @@ def test_after_the_projection_no_retained_update_leads_back_or_on(seed: int) -> 
     assert tree.norm(held) == pytest.approx(tree.norm(update), rel=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(SEEDS)
 def test_if_reverting_turns_only_updates_that_lead_back(seed: int) -> None:
     update, gone = draw(seed, 2)

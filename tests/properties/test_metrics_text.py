@@ -24,7 +24,7 @@ OUTCOMES = st.lists(st.booleans(), min_size=1, max_size=12)
 WORDS = st.lists(st.sampled_from("abc"), max_size=8)
 TEXT = st.text("abc é1.,\n日", max_size=20)
 SHARES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9)
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 
 
 def slow_common(first: list[str], second: list[str]) -> int:

@@ -71,7 +71,7 @@ def one(retain: list[float], forget: list[float], gamma: Gamma, *, literal: bool
     return update["w"], alignments["l"]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(streams(), ADMISSIBLE, st.booleans())
 def test_the_rectified_update_obeys_proposition_iv_1_in_every_layer_for_every_admissible_gamma(
     pair: Streams, gamma: Gamma, literal: bool
@@ -93,7 +93,7 @@ def test_the_rectified_update_obeys_proposition_iv_1_in_every_layer_for_every_ad
         assert found.holds
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(streams(), BETAS)
 def test_the_admissible_interval_is_never_empty_and_auto_gamma_lies_in_it(pair: Streams, beta: float) -> None:
     retain, forget, layers = pair
@@ -106,7 +106,7 @@ def test_the_admissible_interval_is_never_empty_and_auto_gamma_lies_in_it(pair: 
             assert low * (1 - 1e-12) <= found.gamma <= high * (1 + 1e-12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(streams(), ADMISSIBLE, st.data())
 def test_a_layer_depends_on_no_other_layer(pair: Streams, gamma: Gamma, data: st.DataObject) -> None:
     retain, forget, layers = pair
@@ -118,7 +118,7 @@ def test_a_layer_depends_on_no_other_layer(pair: Streams, gamma: Gamma, data: st
     assert all(torch.equal(again[name], update[name]) for name in update if name not in layers[changed])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(vector(n), vector(n))))
 def test_the_lower_end_of_the_interval_makes_the_update_orthogonal_to_the_forget_stream(
     pair: tuple[list[float], list[float]],
@@ -130,7 +130,7 @@ def test_the_lower_end_of_the_interval_makes_the_update_orthogonal_to_the_forget
     assert found.gamma == found.lower
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(vector(n), vector(n))))
 def test_the_upper_end_makes_it_orthogonal_to_the_retain_stream(pair: tuple[list[float], list[float]]) -> None:
     retain, forget = pair
@@ -140,7 +140,7 @@ def test_the_upper_end_makes_it_orthogonal_to_the_retain_stream(pair: tuple[list
     assert abs(inner(update.tolist(), retain)) <= 1e-9 * length(retain) * scale
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=4), st.floats(1e-3, 1e3), BETAS)
 def test_parallel_streams_collapse_the_interval_and_leave_no_step(
     forget: list[float], factor: float, beta: float
@@ -154,7 +154,7 @@ def test_parallel_streams_collapse_the_interval_and_leave_no_step(
     assert length(update.tolist()) <= 1e-9 * length(retain)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(2, 4).flatmap(lambda n: st.tuples(vector(n), vector(n))),
     st.sampled_from([0.0, 0.5, 0.9, 1.1, 2.0, 1e3]),
@@ -178,7 +178,7 @@ def test_a_constant_gamma_outside_the_interval_is_logged_as_not_holding(
     assert one(retain, forget, Gamma("constant", value=middle))[1].holds
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(vector(n), vector(n))), ADMISSIBLE)
 def test_opposed_streams_are_answered_with_the_negated_forget_update(
     pair: tuple[list[float], list[float]], gamma: Gamma

@@ -48,7 +48,7 @@ def taken(data: Samples, index: Tensor) -> Samples:
     return data[0][index], data[1][index]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(samples(least=2), st.data(), st.floats(0.1, 10.0))
 def test_adding_and_then_deleting_leaves_the_same_head(data: Samples, draw: st.DataObject, penalty: float) -> None:
     cut = draw.draw(st.integers(1, len(data[1]) - 1))
@@ -58,7 +58,7 @@ def test_adding_and_then_deleting_leaves_the_same_head(data: Samples, draw: st.D
     assert off(again.solve(penalty), first.solve(penalty)) < 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(samples(least=3), st.data(), st.floats(0.1, 10.0))
 def test_neither_the_partition_nor_the_order_of_clients_matters(
     data: Samples, draw: st.DataObject, penalty: float
@@ -72,7 +72,7 @@ def test_neither_the_partition_nor_the_order_of_clients_matters(
     assert off(total.solve(penalty), of(data).solve(penalty)) < 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(samples(least=3), st.data(), st.floats(0.1, 10.0))
 def test_deletion_is_retraining_on_what_is_left_whatever_the_order_of_requests(
     data: Samples, draw: st.DataObject, penalty: float
@@ -91,7 +91,7 @@ def test_deletion_is_retraining_on_what_is_left_whatever_the_order_of_requests(
     assert off(total.solve(penalty), wanted) < 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(samples(least=2), st.floats(0.5, 10.0), st.integers(1, 4))
 def test_an_update_of_the_inverse_is_a_new_factorisation_and_a_down_date_undoes_it(
     data: Samples, penalty: float, count: int
@@ -105,7 +105,7 @@ def test_an_update_of_the_inverse_is_a_new_factorisation_and_a_down_date_undoes_
     assert off(woodbury(after, second, -1), before) < 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(samples(least=2), st.data())
 def test_what_was_never_added_is_refused(data: Samples, draw: st.DataObject) -> None:
     whole = of(data)
@@ -124,14 +124,14 @@ def test_a_sample_that_is_nearly_the_one_that_was_added_is_refused_too() -> None
         whole.deleted(Statistics.of(torch.tensor([[1.001]]), torch.tensor([0]), CLASSES))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(samples())
 def test_all_may_go_and_the_head_is_then_zero(data: Samples) -> None:
     left = of(data).deleted(of(data))
     assert float(left.solve(1.0).abs().max()) < 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(samples(least=3), st.data(), st.floats(0.1, 10.0))
 def test_deleting_by_woodbury_gives_the_head_of_factorising_anew(
     data: Samples, draw: st.DataObject, penalty: float

@@ -133,7 +133,7 @@ def vectors(draw: st.DrawFn, how_many: int) -> list[Params]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(vectors(2))
 def test_no_recovery_step_leads_back_and_a_step_that_does_not_is_left_alone(pair: list[Params]) -> None:
     step, back = pair
@@ -148,7 +148,7 @@ def test_no_recovery_step_leads_back_and_a_step_that_does_not_is_left_alone(pair
         assert abs(tree.dot(found, back)) <= 1e-9 * length
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(vectors(2), st.floats(0.1, 10))
 def test_no_ascent_step_works_against_the_retained_update(pair: list[Params], rate: float) -> None:
     forget, retain = pair

@@ -131,7 +131,7 @@ def pairs(draw: st.DrawFn) -> tuple[Params, Params]:
     return a, b
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pairs())
 def test_the_balanced_step_loses_to_first_order_on_neither_side(pair: tuple[Params, Params]) -> None:
     a, b = pair

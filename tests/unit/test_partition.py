@@ -26,7 +26,7 @@ def held_classes(share: Tensor, labels: Tensor) -> set[int]:
     return set(labels[share].tolist())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(["iid", "dirichlet", "balanced"]),
     alpha=st.sampled_from([1e-3, 0.05, 0.1, 0.5, 1.0, 100.0]),
@@ -45,7 +45,7 @@ def test_shares_are_sorted_disjoint_and_complete(
     assert all(torch.equal(share, share.sort().values) for share in shares)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), classes=st.integers(1, 12), clients=st.integers(1, 40), samples=st.integers(0, 300))
 def test_by_classes_nobody_holds_more_classes_than_allowed(
     data: st.DataObject, classes: int, clients: int, samples: int
