@@ -122,13 +122,11 @@ def paths(table: Mapping[str, Any], at: tuple[str, ...] = ()) -> list[tuple[str,
 
 
 @given(trials)
-
 def test_building_undoes_plain(trial: Trial) -> None:
     assert built(plain(trial)) == trial
 
 
 @given(trials)
-
 def test_building_undoes_plain_through_json_and_keeps_the_digest(trial: Trial) -> None:
     again = built(json.loads(json.dumps(plain(trial))))
     assert again == trial
@@ -136,7 +134,6 @@ def test_building_undoes_plain_through_json_and_keeps_the_digest(trial: Trial) -
 
 
 @given(trial=trials)
-
 def test_building_undoes_plain_through_a_toml_file(tmp_path_factory: pytest.TempPathFactory, trial: Trial) -> None:
     path: Path = tmp_path_factory.getbasetemp() / "trial.toml"
     path.write_bytes("\n".join(f"{key} = {toml(value)}" for key, value in plain(trial).items()).encode())
@@ -144,13 +141,11 @@ def test_building_undoes_plain_through_a_toml_file(tmp_path_factory: pytest.Temp
 
 
 @given(ways, ways)
-
 def test_digests_are_equal_exactly_when_the_values_are(a: Way, b: Way) -> None:
     assert (digest(a) == digest(b)) == (a == b)
 
 
 @given(locals_)
-
 def test_an_integer_in_place_of_a_float_changes_neither_value_nor_digest(local: Local) -> None:
     whole = Local(round(local.rate), local.epochs, local.clip, local.batch, local.nesterov)
     exact = Local(float(round(local.rate)), local.epochs, local.clip, local.batch, local.nesterov)
@@ -159,7 +154,6 @@ def test_an_integer_in_place_of_a_float_changes_neither_value_nor_digest(local: 
 
 
 @given(trials, st.data())
-
 def test_a_key_too_many_is_refused_wherever_it_stands(trial: Trial, data: st.DataObject) -> None:
     table = plain(trial)
     path = ".".join((*data.draw(st.sampled_from(paths(table))), "extra_key"))
@@ -170,7 +164,6 @@ def test_a_key_too_many_is_refused_wherever_it_stands(trial: Trial, data: st.Dat
 
 
 @given(trials, floats)
-
 def test_an_override_changes_what_it_names_and_nothing_else(trial: Trial, rate: float) -> None:
     table = plain(trial)
     before = json.dumps(table)
