@@ -158,6 +158,7 @@ METHODS: dict[str, Entry] = {
     "idk": _language("letheon.methods.refusal:IDK", "learn to refuse the questions."),
     "rmu": _language("letheon.methods.steering:RMU", "steer a block's output on the texts to forget."),
     "undial": _language("letheon.methods.steering:UNDIAL", "distil the old model with answers lowered."),
+    "alkn": _language("letheon.methods.alkn:ALKN", "tune towards the texts in chosen entries, then negate."),
 }
 
 TASKS: dict[str, Entry] = {

@@ -13,6 +13,7 @@ from letheon import cop
 from letheon.calibration import timed
 from letheon.cop import Batch
 from letheon.journal import KEPT
+from letheon.methods.alkn import ALKN
 from letheon.methods.base import Method, fedavg
 from letheon.methods.descent import Descent
 from letheon.methods.retrain import Retrain
@@ -186,11 +187,13 @@ class _Pricing:
         exam = QUESTION_BYTES * self._examined(len(self._stream.requests)).questions
         kept = REPORT_BYTES
         for label, many in models.items():
-            kept += one * (many + 1) + exam * many + self._bases(self._stream.methods.get(label), many)
+            kept += one * (many + 1) + exam * many + self._remembered(self._stream.methods.get(label), many)
         return kept, kept + (KEPT + 1) * one
 
-    def _bases(self, method: Method | None, models: int) -> int:
-        """Bytes of what COP protects after each request, at most."""
+    def _remembered(self, method: Method | None, models: int) -> int:
+        """Bytes of what COP protects, at most, or ALKN has used, after each request."""
+        if isinstance(method, ALKN):
+            return models * sum(-(-tensor.numel() // 8) for tensor in self._state.params.values())
         if not isinstance(method, Descent) or method.cop is None:
             return 0
         chosen = method.cop.selection

@@ -15,6 +15,7 @@ from letheon.client import Client, load
 from letheon.errors import ConfigError, MethodError, RequestError
 from letheon.methods.base import Method
 from letheon.methods.descent import Descent
+from letheon.methods.language import LanguageMethod
 from letheon.methods.watch import EPOCHS, KEPT
 from letheon.middleware import Excluding, Quorum
 from letheon.phase import State, drive, seed_of
@@ -43,7 +44,7 @@ class Unlearnt:
         retain_after: the same afterwards.
         epochs: how the descent went, the start first; empty without ``tuning.spare``.
         kept: after how many epochs the model is; None without.
-        memory: what COP has to know at the next request: hand it to it. Derived from what was forgotten.
+        memory: what COP or ALKN has to know at the next request: hand it to it. Derived from what was forgotten.
     """
 
     loss_before: float
@@ -78,7 +79,7 @@ def unlearn(
             method with its settings.
         template: how a pair becomes a text; None: the tokenizer's chat template if it has one, else ``plain``.
         max_length: tokens of a text.
-        memory: of the request before, whichever objective served it; for a method with ``+cop``.
+        memory: of the request before: for a method with ``+cop``, whichever objective served it, or for ALKN, its own.
         seed: of every random draw.
 
     Raises:
@@ -88,12 +89,12 @@ def unlearn(
             more than ``tuning.spare``.
     """
     chosen = parsed(method) if isinstance(method, str) else method
-    if not isinstance(chosen, Descent):
+    if not isinstance(chosen, LanguageMethod):
         raise MethodError(f"{chosen.name}: is not for language models; see `letheon methods`")
     pairs, kept = _pairs(forget), _pairs(retain)
     _check(pairs, kept)
     _check_served(chosen, model, kept)
-    settled = _settled(memory or {}, chosen)
+    settled = chosen.inherited(memory or {})
     coarse = {name: p.dtype for name, p in model.named_parameters() if torch.finfo(p.dtype).bits < 32}
     before = {name: model.get_parameter(name).detach().clone() for name in coarse}
     with _in_full(model, coarse):
@@ -117,7 +118,7 @@ def parsed(text: str, settings: Sequence[str] = ()) -> Method:
     return method
 
 
-def _unlearnt(task: OwnTexts, method: Descent, memory: Params, seed: int) -> Unlearnt:
+def _unlearnt(task: OwnTexts, method: LanguageMethod, memory: Params, seed: int) -> Unlearnt:
     module, data = task.module, task.train()
     client = Client("holder", data, task)
     request = Request("samples", samples=tuple(range(len(task.forget))))
@@ -163,30 +164,18 @@ def _check(forget: Sequence[Pair], retain: Sequence[Pair]) -> None:
         )
 
 
-def _check_served(method: Descent, model: nn.Module, retain: Sequence[Pair]) -> None:
-    if "retain" in method.goal().texts and not retain:
+def _check_served(method: LanguageMethod, model: nn.Module, retain: Sequence[Pair]) -> None:
+    if method.reads_retained and not retain:
         raise RequestError(
             f"retain: is empty, and {method.name} has a loss on texts to keep; give some (--retain FILE), or take a "
             "method without one"
         )
-    if method.lora is None and not any(p.requires_grad for p in model.parameters()):
+    adapts = isinstance(method, Descent) and method.lora is not None
+    if not adapts and not any(p.requires_grad for p in model.parameters()):
         raise MethodError(
             "model: none of its parameters requires a gradient, so nothing can be unlearnt; call "
             "model.requires_grad_(), or train adapters (lora)"
         )
-
-
-def _settled(memory: Mapping[str, torch.Tensor], method: Descent) -> Params:
-    """What COP settled, by the names of the method at hand, whichever objective served the requests before."""
-    if memory and method.cop is None:
-        raise MethodError(
-            f"memory: is what COP settled, and {method.name} alone would not leave it; use {method.name}+cop, or leave "
-            "memory out"
-        )
-    own = {name.partition("/")[2]: tensor for name, tensor in memory.items()}
-    if strange := [name for name in memory if not name.partition("/")[2].startswith("cop/")]:
-        raise MethodError(f"memory: {strange[0]} is nothing of COP's; hand over the memory of the request before")
-    return method.remembered(own)
 
 
 @contextmanager

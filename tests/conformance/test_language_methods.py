@@ -16,6 +16,7 @@ from letheon.errors import Excluded, RequestError
 from letheon.journal import DiskJournal
 from letheon.methods.base import Method
 from letheon.methods.descent import Cop, Descent
+from letheon.methods.language import LanguageMethod
 from letheon.middleware import Excluding, Quorum
 from letheon.phase import Phase, State, drive
 from letheon.request import Request
@@ -35,15 +36,21 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def made(name: str, *, held: bool) -> Descent:
-    settings = {"block": "model.layers.0"} if name == "rmu" else {}
-    method: Any = registry.get("method", name)(tuning=TUNING, cop=Cop() if held else None, **settings)
-    assert isinstance(method, Descent)
+def made(name: str, *, held: bool) -> LanguageMethod:
+    settings: dict[str, Any] = {"block": "model.layers.0"} if name == "rmu" else {}
+    settings |= {"cop": Cop()} if held else {}
+    method: Any = registry.get("method", name)(tuning=TUNING, **settings)
+    assert isinstance(method, LanguageMethod)
     return method
 
 
-METHODS = [made(name, held=held) for name in NAMES for held in (False, True)]
-CASES = [pytest.param(method, id=method.label) for method in METHODS]
+def with_cop(method: LanguageMethod) -> bool:
+    return isinstance(method, Descent) and method.cop is not None
+
+
+METHODS = [made(name, held=False) for name in NAMES]
+METHODS += [made(method.name, held=True) for method in METHODS if isinstance(method, Descent)]
+CASES = [pytest.param(method, id=f"{method.name}{'+cop' if with_cop(method) else ''}") for method in METHODS]
 
 
 class Holder:
@@ -67,14 +74,14 @@ def digest(state: State) -> str:
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_it_is_frozen_and_its_table_gives_it_back(method: Descent) -> None:
+def test_it_is_frozen_and_its_table_gives_it_back(method: LanguageMethod) -> None:
     with pytest.raises(FrozenInstanceError):
         method.tuning = Recipe()  # type: ignore[misc]
     assert config.build(Method, config.plain(method), "x.toml") == method  # type: ignore[type-abstract]
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_it_does_the_same_twice_and_leaves_its_start_alone(method: Descent) -> None:
+def test_it_does_the_same_twice_and_leaves_its_start_alone(method: LanguageMethod) -> None:
     start = TASK.init(0)
     before = digest(start)
     states = []
@@ -88,8 +95,9 @@ def test_it_does_the_same_twice_and_leaves_its_start_alone(method: Descent) -> N
     assert all(states[0].params[n].shape == start.params[n].shape for n in start.params)
     assert any(not torch.equal(states[0].params[n], start.params[n]) for n in start.params)
     assert states[0].scratch == {}
-    assert all(name.startswith(f"{method.name}/cop/") for name in states[0].memory)
-    assert bool(states[0].memory) == (method.cop is not None)
+    own = f"{method.name}/cop/" if with_cop(method) else f"{method.name}/"
+    assert all(name.startswith(own) for name in states[0].memory)
+    assert bool(states[0].memory) == (method.remembers or with_cop(method))
 
 
 class Killed(Exception):
@@ -97,7 +105,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("method", [case for case in CASES if case.id in ("npo+cop", "idk+cop", "dpo+cop")])
-def test_a_killed_request_goes_on_bit_for_bit(method: Descent, tmp_path: Path) -> None:
+def test_a_killed_request_goes_on_bit_for_bit(method: LanguageMethod, tmp_path: Path) -> None:
     holder = Holder()
     first = holder.serve(method, TASK.init(0), 0)
     expected = digest(holder.serve(method, first, 1))
@@ -121,7 +129,7 @@ def test_a_killed_request_goes_on_bit_for_bit(method: Descent, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_texts_forgotten_before_are_not_worked_on_again(method: Descent) -> None:
+def test_texts_forgotten_before_are_not_worked_on_again(method: LanguageMethod) -> None:
     """Their tokens are overwritten after the first request; the second must come out the same."""
     first = Holder().serve(method, TASK.init(0), 0)
     ends = []

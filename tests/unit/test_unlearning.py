@@ -15,6 +15,8 @@ from letheon import cop
 from letheon.cli import main
 from letheon.client import Client, load
 from letheon.errors import ConfigError, JournalError, MethodError, RequestError, RoundError
+from letheon.journal import load_state
+from letheon.methods.alkn import ALKN, USED
 from letheon.methods.ascent import GA
 from letheon.methods.base import fedavg
 from letheon.methods.descent import Cop, Lora
@@ -125,6 +127,7 @@ def test_an_update_that_rounding_undoes_is_an_error_that_names_the_tensors(folde
         ((FORGET, KEPT, "npo+cup"), ConfigError, r"after \+ only cop"),
         ((FORGET, KEPT, "npoo"), ConfigError, "did you mean 'npo'"),
         ((FORGET, [], "graddiff"), RequestError, "retain: is empty, and graddiff has a loss on texts to keep"),
+        ((FORGET, [], "alkn"), RequestError, "retain: is empty, and alkn has a loss on texts to keep"),
     ],
 )
 def test_what_cannot_be_unlearnt_is_refused(folder: Path, asked: Any, error: type[Exception], message: str) -> None:
@@ -281,6 +284,52 @@ def test_bases_of_another_model_are_refused(folder: Path, tmp_path: Path) -> Non
         folders.unlearn(asked, tmp_path / "one", method="ga+cop", settings=settings)
     with pytest.raises(ConfigError, match="use plain or chat"):
         folders.Asked(str(folder), asked.forget, template="chatty")
+
+
+def test_alkns_masks_go_from_request_to_request_in_memory(folder: Path) -> None:
+    model, tokenizer = opened(folder)
+    method = ALKN(tuning=FAST)
+    first = unlearn(model, tokenizer, FORGET, KEPT, method=method)
+    assert first.loss_after > first.loss_before + 0.1
+    assert first.memory
+    assert all(name.startswith(USED) for name in first.memory)
+    with pytest.raises(MethodError, match=r"alkn/used/lm\.model\.embed_tokens\.weight is nothing of COP's"):
+        unlearn(model, tokenizer, OTHER, KEPT, method=GA(tuning=FAST), memory=first.memory)
+    with pytest.raises(MethodError, match="ga/cop/x is nothing of ALKN's"):
+        unlearn(model, tokenizer, OTHER, KEPT, method=method, memory={"ga/cop/x": torch.zeros(1)})
+    again, _ = opened(folder)
+    unlearn(again, tokenizer, FORGET, KEPT, method=method)
+    second = unlearn(model, tokenizer, OTHER, KEPT, method=method, memory=first.memory)
+    unlearn(again, tokenizer, OTHER, KEPT, method=method)
+    assert digest(again) != digest(model)  # without its memory a request does not shun what the first one used
+    assert all(bool((second.memory[name] & bits == bits).all()) for name, bits in first.memory.items())
+
+
+def test_alkns_masks_lie_beside_the_model_that_they_belong_to(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = [written(tmp_path / f"{at}.jsonl", pairs) for at, pairs in enumerate((FORGET, OTHER, KEPT))]
+    settings = ["tuning.lr=0.002", "tuning.epochs=4"]
+    folders.unlearn(folders.Asked(str(folder), files[0], files[2]), tmp_path / "one", method="alkn", settings=settings)
+    after = folders.Asked(str(tmp_path / "one"), files[1], files[2])
+    record = folders.unlearn(after, tmp_path / "two", method="alkn", settings=settings)
+    assert len(record["before"]) == 1
+    assert record["dimensions_left"] is None
+    kept = [load_state(tmp_path / name / folders.USED)[0].memory for name in ("one", "two")]
+    assert all(bool((kept[1][name] & bits == bits).all()) for name, bits in kept[0].items())
+    model, tokenizer = opened(folder)
+    shape = {"method": ALKN(tuning=Recipe(lr=0.002, epochs=4)), "template": "plain"}
+    first = unlearn(model, tokenizer, FORGET, KEPT, **shape)  # type: ignore[arg-type]
+    unlearn(model, tokenizer, OTHER, KEPT, memory=first.memory, **shape)  # type: ignore[arg-type]
+    assert digest(model) == record["model"]
+    assert caplog.text == ""
+    (tmp_path / "two" / folders.USED).write_bytes((tmp_path / "one" / folders.USED).read_bytes())
+    with pytest.raises(JournalError, match="belongs to another model"):
+        folders.unlearn(folders.Asked(str(tmp_path / "two"), *files[1:]), tmp_path / "no", method="alkn")
+    folders.unlearn(after, tmp_path / "held", method="ga+cop", settings=settings)
+    folders.unlearn(folders.Asked(str(tmp_path / "held"), *files[1:]), tmp_path / "end", method="alkn")
+    assert "COP settled earlier requests, and alkn alone does not leave them as they are" in caplog.text
+    assert "use an objective+cop to hold them" in caplog.text
 
 
 def test_a_models_folder_is_whole_or_not_there(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

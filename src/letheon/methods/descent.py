@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -18,10 +18,9 @@ from letheon.client import Client, client_work, finite
 from letheon.cop import Adapters, Basis, Guard, Selection
 from letheon.data import Data
 from letheon.errors import ConfigError, MethodError
-from letheon.methods.base import Method
+from letheon.methods.language import LanguageMethod
 from letheon.methods.watch import WATCHED, check, logged, metrics_of, split
 from letheon.phase import Phase, State
-from letheon.request import Scope
 from letheon.tasks.base import Task, params_of
 from letheon.tasks.text import TextTask
 from letheon.text.descent import Held, Recipe, descend
@@ -91,7 +90,7 @@ class Lora:
 
 
 @dataclass(frozen=True)
-class Descent(Method):
+class Descent(LanguageMethod):
     """Base of the language methods; leaves name a loss. The reference model is the one that the request began with.
 
     Attributes:
@@ -105,9 +104,6 @@ class Descent(Method):
         cop: hold what earlier requests settled; None: the loss alone.
         local: has no effect here; the recipe is ``tuning``.
     """
-
-    scopes: ClassVar[frozenset[Scope]] = frozenset({"samples"})
-    needs: ClassVar[frozenset[str]] = frozenset({"text"})
 
     tuning: Recipe = Recipe()
     retain: Retain = ""
@@ -144,8 +140,9 @@ class Descent(Method):
         """As tables call it."""
         return f"{self.name}{'+cop' if self.cop else ''}"
 
-    def configured(self, local: Local, train_rounds: int, seed: int) -> Self:
-        return self
+    @property
+    def reads_retained(self) -> bool:
+        return "retain" in self.goal().texts
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         if self.tuning.spare is not None:
@@ -162,6 +159,18 @@ class Descent(Method):
         if len(replies) != 1:
             raise MethodError(f"{self.label}: {len(replies)} clients hold data of the request; COP serves one holder")
         return replace(state.logged(), memory=self.remembered(replies[0].tensors))
+
+    def inherited(self, memory: Mapping[str, Tensor]) -> Params:
+        """What COP settled, whichever objective served the requests before."""
+        own = {name.partition("/")[2]: tensor for name, tensor in memory.items()}
+        if strange := [name for name in memory if not name.partition("/")[2].startswith("cop/")]:
+            raise MethodError(f"memory: {strange[0]} is nothing of COP's; hand over the memory of the request before")
+        if memory and self.cop is None:
+            raise MethodError(
+                f"memory: is what COP settled, and {self.name} alone would not leave it; use {self.name}+cop, or leave "
+                "memory out"
+            )
+        return self.remembered(own)
 
     def remembered(self, bases: Mapping[str, Tensor]) -> Params:
         """Bases as named tensors, by the names that the method's memory has."""

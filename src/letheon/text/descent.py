@@ -151,7 +151,7 @@ def descend(
     _check_texts(goal, texts, recipe)
     held = held or Held()
     trainable = [p for p in module.parameters() if p.requires_grad]
-    _check_precision(module)
+    check_precision(module)
     slope = Slope(module, goal, texts, recipe.part_size, Reference.of(module, goal, texts))
     optimizer = torch.optim.AdamW(trainable, lr=recipe.lr, weight_decay=recipe.weight_decay)
     course = _Course(module, texts, recipe, trainable)
@@ -262,7 +262,8 @@ def _batches(texts: Mapping[str, Data], recipe: Recipe, seed: int) -> Iterator[d
         yield {"forget": rows, "refusal": rows, "retain": retained}
 
 
-def _check_precision(module: nn.Module) -> None:
+def check_precision(module: nn.Module) -> None:
+    """Raise ``MethodError`` if a parameter to train is stored below float32."""
     coarse = [n for n, p in module.named_parameters() if p.requires_grad and torch.finfo(p.dtype).bits < 32]
     if coarse:
         told = ", ".join(coarse[:3]) + (f" and {len(coarse) - 3} more" if len(coarse) > 3 else "")

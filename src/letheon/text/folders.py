@@ -12,8 +12,10 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from letheon import __version__, config, cop
-from letheon.errors import ConfigError
-from letheon.files import read_sealed, write_sealed
+from letheon.errors import ConfigError, JournalError
+from letheon.files import read_sealed, write, write_sealed
+from letheon.journal import load_state, save_state
+from letheon.methods.alkn import ALKN
 from letheon.methods.base import Method
 from letheon.methods.descent import Descent
 from letheon.phase import State
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 RECORD = "letheon.json"
 BASES = "letheon-cop.safetensors"
+USED = "letheon-alkn.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,11 @@ class Asked:
 def unlearn(
     asked: Asked, out: Path, *, method: str, settings: Sequence[str] = (), seed: int = 0, threads: int = 1
 ) -> dict[str, Any]:
-    """Serve one request and write the model, what COP keeps of it, and a record; returns the record.
+    """Serve one request and write the model, what the method keeps of it, and a record; returns the record.
 
     Raises:
-        ConfigError: ``out`` is not empty, or the model's folder holds bases that are not its own.
+        ConfigError: ``out`` is not empty.
+        JournalError: the model's folder holds what is kept of another model.
     """
     chosen = parsed(method, settings)
     forget, retain = read_pairs(asked.forget), read_pairs(asked.retain) if asked.retain else ()
@@ -85,7 +89,9 @@ def unlearn(
     save_model(out, model.cpu(), tokenizer)
     record = _record(model, chosen, found, forget, retain) | {"seed": seed, "before": [*served]}
     record |= _room(chosen, found.memory)
-    if found.memory:
+    if isinstance(chosen, ALKN):
+        write(out / USED, save_state(State({}, memory=found.memory), {"model": digest(model)}))
+    elif found.memory:
         _keep(out / BASES, chosen, found.memory, model, [*(r["request"] for r in served), record["request"]])
     write_sealed(out / RECORD, record)
     return record
@@ -135,19 +141,28 @@ def _served(model: str) -> list[dict[str, Any]]:
 
 
 def _memory(folder: Path, model: nn.Module, method: Method) -> dict[str, Tensor]:
-    """What COP settled before, for the method at hand; refused if it is of another model."""
-    path = folder / BASES
-    if not isinstance(method, Descent) or not path.is_file():
+    """What the requests before left to the method at hand; refused if it is of another model."""
+    path, used = folder / BASES, folder / USED
+    if isinstance(method, ALKN) and used.is_file():
+        return _used(used, model)
+    if not path.is_file():
         return {}
-    if method.cop is None:
+    if not isinstance(method, Descent) or method.cop is None:
         log.warning(
             "%s: COP settled earlier requests, and %s alone does not leave them as they are, nor for later ones; use "
             "%s+cop to hold them",
-            *(folder, method.name, method.name),
+            *(folder, method.name, method.name if isinstance(method, Descent) else "an objective"),
         )
         return {}
     bases, _ = cop.load(path, model=digest(model))
     return method.remembered(cop.to_params(bases))
+
+
+def _used(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    found, told = load_state(path)
+    if told.get("model") != digest(model):
+        raise JournalError(f"{path}: belongs to another model; use the one that it was written with, or remove it")
+    return found.memory
 
 
 def _keep(
