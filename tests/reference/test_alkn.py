@@ -29,6 +29,7 @@ from letheon.stream.life import run
 from letheon.stream_plan import plan
 from letheon.text.descent import Recipe, mean_loss
 from letheon.text.encoding import MASKED, PAD
+from letheon.text.language import LanguageModel
 from letheon.text.negation import Localization, crowded, grown, localize, packed, soft_targets, threshold, unpacked
 from letheon.training import Local
 from text_toys import Toys
@@ -216,7 +217,7 @@ def test_the_tensors_used_most_move_slowly() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1,), (8,), (3, 5), (2, 3, 7)])
-def test_eachare_packed_and_come_out_as_they_were(shape: tuple[int, ...]) -> None:
+def test_masks_are_packed_and_come_out_as_they_were(shape: tuple[int, ...]) -> None:
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.4
     octets = packed(mask)
     assert (octets.dtype, len(octets)) == (torch.uint8, -(-mask.numel() // 8))
@@ -283,7 +284,7 @@ def test_it_forgets_and_costs_the_retained_texts_far_less(learnt: State) -> None
     assert harmed < rises["aligned"][1]
 
 
-def test_the_second_request_adds_to_the_eachshuns_what_was_used_and_slows_what_is_crowded(learnt: State) -> None:
+def test_the_second_request_adds_to_the_masks_shuns_what_was_used_and_slows_what_is_crowded(learnt: State) -> None:
     method = ALKN(tuning=TUNING)
     holder = Holder()
     first = holder.serve(method, learnt, 0)
@@ -295,6 +296,9 @@ def test_the_second_request_adds_to_the_eachshuns_what_was_used_and_slows_what_i
     for name, mask in before.items():
         assert bool(mask.any())
         assert bool((first.params[name] != learnt.params[name])[mask].all())  # what is called used has moved
+    some = sum(int((first.params[n] != learnt.params[n]).sum()) for n in before)
+    assert sum(int(mask.sum()) for mask in before.values()) < 0.95 * some  # others moved in earlier steps only
+    for name in before:
         assert bool((second.params[name] != first.params[name])[added[name]].all())
 
     def moved(localization: Localization, memory: tree.Params) -> dict[str, Tensor]:
@@ -313,6 +317,33 @@ def test_the_second_request_adds_to_the_eachshuns_what_was_used_and_slows_what_i
     for name in before:
         ratio = float(slowed[name].max() / plain[name].max())
         assert ratio == pytest.approx(0.1, abs=0.02) if name in slow else ratio > 0.5, name
+
+
+class Untied(Toys):
+    """An output layer apart from the embedding, of which a text meets some rows only."""
+
+    def model(self) -> LanguageModel:
+        module = super().model()
+        head = module.lm.get_submodule("lm_head")
+        head.weight = nn.Parameter(head.weight.detach().clone())  # type: ignore[assignment]
+        return module
+
+
+def test_rows_that_no_retained_text_meets_may_move_and_rows_that_no_text_meets_are_not_used() -> None:
+    task = Untied()
+    holder, start = Holder(task), task.init(0)
+    end = holder.serve(ALKN(tuning=TUNING), start, 0)
+    name = "lm.model.embed_tokens.weight"
+    rows = {part: torch.zeros(len(start.params[name])).bool() for part in ("forget", "retain")}
+    for part, wanted in (("forget", range(8, 10)), ("retain", range(8))):
+        inputs = holder.client.data.inputs[torch.isin(holder.client.data.ids, torch.tensor(list(wanted)))]
+        rows[part][inputs[inputs != PAD]] = True
+    only = rows["forget"] & ~rows["retain"]
+    assert bool(only.any())
+    moved, used = end.params[name] != start.params[name], masks(end)[name]
+    assert bool(moved[only].any(1).all())
+    assert bool(used[only].any(1).all())
+    assert not bool(used[~rows["forget"]].any())
 
 
 def test_memory_is_one_bit_for_each_entry_and_neither_texts_nor_gradients(learnt: State) -> None:
@@ -408,7 +439,7 @@ def test_a_table_that_says_all_comes_back_and_a_wrong_one_is_refused() -> None:
             config.build(Method, {"name": "alkn"} | wrong, "x.toml")  # type: ignore[type-abstract]
 
 
-def test_a_stream_costs_what_its_plan_says_and_hands_the_eachon(tmp_path: Path) -> None:
+def test_a_stream_costs_what_its_plan_says_and_hands_the_masks_on(tmp_path: Path) -> None:
     local = Local(optimizer="adamw", lr=3e-3, batch_size=4)
     stream = Stream(Toys(count=2), ALKN(tuning=TUNING), local=local, continue_rounds=1, tokens=2)
     priced = {stage.stage: {phase.phase: phase for phase in stage.phases} for stage in plan(stream).stages}

@@ -236,12 +236,11 @@ def _optimizer(
 
 @torch.no_grad()
 def known(module: nn.Module, data: Data) -> Tensor:
-    """``(n, length − 1)`` p of each answer token, in evaluation mode; 0 for prompts and padding."""
+    """``(n, length − 1)`` p of each answer token, in evaluation mode; of no meaning elsewhere, where losses are 0."""
     module.eval()
     rows = []
     for chunk in torch.arange(len(data)).split(CHUNK):
-        found = passed(module, data.take(chunk))
-        probabilities = torch.exp(-found.losses) * found.counted
+        probabilities = torch.exp(-passed(module, data.take(chunk)).losses)
         rows.append(F.pad(probabilities, (0, data.targets.shape[1] - 1 - probabilities.shape[1])))
     return torch.cat(rows)
 
