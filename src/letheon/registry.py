@@ -159,6 +159,7 @@ METHODS: dict[str, Entry] = {
     "rmu": _language("letheon.methods.steering:RMU", "steer a block's output on the texts to forget."),
     "undial": _language("letheon.methods.steering:UNDIAL", "distil the old model with answers lowered."),
     "alkn": _language("letheon.methods.alkn:ALKN", "tune towards the texts in chosen entries, then negate."),
+    "tfr-net": _language("letheon.methods.tfr:TFRNet", "close channels that requests share; after an abstract."),
 }
 
 TASKS: dict[str, Entry] = {

@@ -13,9 +13,9 @@ from letheon import cop
 from letheon.calibration import timed
 from letheon.cop import Batch
 from letheon.journal import KEPT
-from letheon.methods.alkn import ALKN
 from letheon.methods.base import Method, fedavg
 from letheon.methods.descent import Descent
+from letheon.methods.language import LanguageMethod
 from letheon.methods.retrain import Retrain
 from letheon.middleware import DryRun, Metered
 from letheon.phase import Phase, State
@@ -125,7 +125,7 @@ class _Pricing:
                 meter.observe(str(t), 1, state)
             cost = repeated(meter.phases, phase.rounds)
             seconds = self._speed.flop * cost.flops + phase.rounds * self._speed.token * self._glance
-            stops = isinstance(method, Descent) and (method.tuning.ceiling or method.tuning.spare is not None)
+            stops = isinstance(method, LanguageMethod) and method.searches
             # One holder in this process: no byte travels.
             counts = (phase.rounds, cost.rounds, cost.samples, cost.flops)
             yield PhasePlan(phase.name, *counts, 0, 0, seconds, is_exact=not stops)
@@ -191,9 +191,9 @@ class _Pricing:
         return kept, kept + (KEPT + 1) * one
 
     def _remembered(self, method: Method | None, models: int) -> int:
-        """Bytes of what COP protects, at most, or ALKN has used, after each request."""
-        if isinstance(method, ALKN):
-            return models * sum(-(-tensor.numel() // 8) for tensor in self._state.params.values())
+        """Bytes of what a method remembers after each request, at most."""
+        if isinstance(method, LanguageMethod) and (fixed := method.kept_bytes(self._state.params)):
+            return models * fixed
         if not isinstance(method, Descent) or method.cop is None:
             return 0
         chosen = method.cop.selection

@@ -44,7 +44,7 @@ class Unlearnt:
         retain_after: the same afterwards.
         epochs: how the descent went, the start first; empty without ``tuning.spare``.
         kept: after how many epochs the model is; None without.
-        memory: what COP or ALKN has to know at the next request: hand it to it. Derived from what was forgotten.
+        memory: what the method has to know at the next request: hand it to it. Derived from what was forgotten.
     """
 
     loss_before: float
@@ -79,7 +79,7 @@ def unlearn(
             method with its settings.
         template: how a pair becomes a text; None: the tokenizer's chat template if it has one, else ``plain``.
         max_length: tokens of a text.
-        memory: of the request before: for a method with ``+cop``, whichever objective served it, or for ALKN, its own.
+        memory: of the request before: for a method with ``+cop``, whichever objective served it; else the method's own.
         seed: of every random draw.
 
     Raises:
@@ -100,9 +100,10 @@ def unlearn(
     with _in_full(model, coarse):
         task = OwnTexts(pairs, kept, best(tokenizer, template, max_length), LanguageModel(model))
         found = _unlearnt(task, chosen, settled, seed)
-    if found.kept == 0:
+    if isinstance(chosen, Descent) and found.kept == 0:
         raise _refusal(found, chosen.tuning.spare)
-    _check_moved(model, coarse, before)
+    if not chosen.may_rest:
+        _check_moved(model, coarse, before)
     return found
 
 

@@ -295,7 +295,7 @@ def test_alkns_masks_go_from_request_to_request_in_memory(folder: Path) -> None:
     assert all(name.startswith(USED) for name in first.memory)
     with pytest.raises(MethodError, match=r"alkn/used/lm\.model\.embed_tokens\.weight is nothing of COP's"):
         unlearn(model, tokenizer, OTHER, KEPT, method=GA(tuning=FAST), memory=first.memory)
-    with pytest.raises(MethodError, match="ga/cop/x is nothing of ALKN's"):
+    with pytest.raises(MethodError, match="ga/cop/x is nothing of alkn's"):
         unlearn(model, tokenizer, OTHER, KEPT, method=method, memory={"ga/cop/x": torch.zeros(1)})
     again, _ = opened(folder)
     unlearn(again, tokenizer, FORGET, KEPT, method=method)
@@ -315,7 +315,7 @@ def test_alkns_masks_lie_beside_the_model_that_they_belong_to(
     record = folders.unlearn(after, tmp_path / "two", method="alkn", settings=settings)
     assert len(record["before"]) == 1
     assert record["dimensions_left"] is None
-    kept = [load_state(tmp_path / name / folders.USED)[0].memory for name in ("one", "two")]
+    kept = [load_state(tmp_path / name / folders.MEMORY)[0].memory for name in ("one", "two")]
     assert all(bool((kept[1][name] & bits == bits).all()) for name, bits in kept[0].items())
     model, tokenizer = opened(folder)
     shape = {"method": ALKN(tuning=Recipe(lr=0.002, epochs=4)), "template": "plain"}
@@ -323,8 +323,8 @@ def test_alkns_masks_lie_beside_the_model_that_they_belong_to(
     unlearn(model, tokenizer, OTHER, KEPT, memory=first.memory, **shape)  # type: ignore[arg-type]
     assert digest(model) == record["model"]
     assert caplog.text == ""
-    (tmp_path / "two" / folders.USED).write_bytes((tmp_path / "one" / folders.USED).read_bytes())
-    with pytest.raises(JournalError, match="belongs to another model"):
+    (tmp_path / "two" / folders.MEMORY).write_bytes((tmp_path / "one" / folders.MEMORY).read_bytes())
+    with pytest.raises(ConfigError, match="is of another model"):
         folders.unlearn(folders.Asked(str(tmp_path / "two"), *files[1:]), tmp_path / "no", method="alkn")
     folders.unlearn(after, tmp_path / "held", method="ga+cop", settings=settings)
     folders.unlearn(folders.Asked(str(tmp_path / "held"), *files[1:]), tmp_path / "end", method="alkn")

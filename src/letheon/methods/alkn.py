@@ -64,10 +64,8 @@ class ALKN(LanguageMethod):
     def reads_retained(self) -> bool:
         return True
 
-    def inherited(self, memory: Mapping[str, Tensor]) -> Params:
-        if strange := [name for name in memory if not name.startswith(USED)]:
-            raise MethodError(f"memory: {strange[0]} is nothing of ALKN's; hand over the memory of the request before")
-        return dict(memory)
+    def kept_bytes(self, params: Mapping[str, Tensor]) -> int:
+        return sum(-(-tensor.numel() // 8) for tensor in params.values())
 
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         return [Phase("negate", self._negate)]

@@ -144,6 +144,10 @@ class Descent(LanguageMethod):
     def reads_retained(self) -> bool:
         return "retain" in self.goal().texts
 
+    @property
+    def searches(self) -> bool:
+        return self.tuning.ceiling is not None or self.tuning.spare is not None
+
     def phases(self, start: State, task: Task) -> Sequence[Phase]:
         if self.tuning.spare is not None:
             check(task)

@@ -31,22 +31,30 @@ def split(task: TextTask, retained: Data) -> dict[str, Data]:
 
 
 def chosen(task: TextTask, ids: Tensor) -> Tensor:
-    """``(n,)`` bool: which of the retained samples are watched.
-
-    A tenth, ``WATCHED`` at most, of those that no reported question asks for: by a hash of their ids, so that they are
-    the same at every request.
+    """``(n,)`` bool: which of the retained samples are watched; see ``held_out``.
 
     Raises:
         MethodError: there are too few.
     """
-    free = torch.nonzero(task.unreported(ids))[:, 0].tolist()
-    if len(ids) < 2 or not free:
+    watched = held_out(task, ids)
+    if not watched.any():
+        free = int(task.unreported(ids).sum())
         raise MethodError(
-            f"tuning.spare: {len(ids)} texts are retained, of which {len(free)} are not among the questions that are "
+            f"tuning.spare: {len(ids)} texts are retained, of which {free} are not among the questions that are "
             "reported; one to watch and another to draw are needed. Retain more, or leave it out."
         )
-    order = sorted(free, key=lambda row: seed_of(f"watched|{int(ids[row])}"))
+    return watched
+
+
+def held_out(task: TextTask, ids: Tensor) -> Tensor:
+    """``(n,)`` bool: retained samples to look at and not to learn from; none where there are too few.
+
+    A tenth, ``WATCHED`` at most, of those that no reported question asks for: by a hash of their ids, so that they are
+    the same at every request.
+    """
     watched = torch.zeros(len(ids), dtype=torch.bool)
+    free = torch.nonzero(task.unreported(ids))[:, 0].tolist() if len(ids) > 1 else []
+    order = sorted(free, key=lambda row: seed_of(f"watched|{int(ids[row])}"))
     watched[order[: min(WATCHED, -(-len(free) // 10))]] = True
     return watched
 

@@ -12,10 +12,9 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from letheon import __version__, config, cop
-from letheon.errors import ConfigError, JournalError
+from letheon.errors import ConfigError
 from letheon.files import read_sealed, write, write_sealed
 from letheon.journal import load_state, save_state
-from letheon.methods.alkn import ALKN
 from letheon.methods.base import Method
 from letheon.methods.descent import Descent
 from letheon.phase import State
@@ -30,7 +29,8 @@ log = logging.getLogger(__name__)
 
 RECORD = "letheon.json"
 BASES = "letheon-cop.safetensors"
-USED = "letheon-alkn.safetensors"
+MEMORY = "letheon-memory.safetensors"
+"""Of a method that remembers something else than bases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,7 @@ def unlearn(
     """Serve one request and write the model, what the method keeps of it, and a record; returns the record.
 
     Raises:
-        ConfigError: ``out`` is not empty.
-        JournalError: the model's folder holds what is kept of another model.
+        ConfigError: ``out`` is not empty, or the model's folder holds bases or memory that are not its own.
     """
     chosen = parsed(method, settings)
     forget, retain = read_pairs(asked.forget), read_pairs(asked.retain) if asked.retain else ()
@@ -89,10 +88,8 @@ def unlearn(
     save_model(out, model.cpu(), tokenizer)
     record = _record(model, chosen, found, forget, retain) | {"seed": seed, "before": [*served]}
     record |= _room(chosen, found.memory)
-    if isinstance(chosen, ALKN):
-        write(out / USED, save_state(State({}, memory=found.memory), {"model": digest(model)}))
-    elif found.memory:
-        _keep(out / BASES, chosen, found.memory, model, [*(r["request"] for r in served), record["request"]])
+    if found.memory:
+        _keep(out, chosen, found.memory, model, [*(r["request"] for r in served), record["request"]])
     write_sealed(out / RECORD, record)
     return record
 
@@ -141,35 +138,37 @@ def _served(model: str) -> list[dict[str, Any]]:
 
 
 def _memory(folder: Path, model: nn.Module, method: Method) -> dict[str, Tensor]:
-    """What the requests before left to the method at hand; refused if it is of another model."""
-    path, used = folder / BASES, folder / USED
-    if isinstance(method, ALKN) and used.is_file():
-        return _used(used, model)
-    if not path.is_file():
-        return {}
-    if not isinstance(method, Descent) or method.cop is None:
+    """What was settled before, for the method at hand; refused if it is of another model."""
+    if (folder / BASES).is_file():
+        if isinstance(method, Descent) and method.cop:
+            bases, _ = cop.load(folder / BASES, model=digest(model))
+            return method.remembered(cop.to_params(bases))
         log.warning(
             "%s: COP settled earlier requests, and %s alone does not leave them as they are, nor for later ones; use "
             "%s+cop to hold them",
             *(folder, method.name, method.name if isinstance(method, Descent) else "an objective"),
         )
-        return {}
-    bases, _ = cop.load(path, model=digest(model))
-    return method.remembered(cop.to_params(bases))
-
-
-def _used(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    found, told = load_state(path)
-    if told.get("model") != digest(model):
-        raise JournalError(f"{path}: belongs to another model; use the one that it was written with, or remove it")
-    return found.memory
+    if (folder / MEMORY).is_file():
+        state, told = load_state(folder / MEMORY)
+        if told.get("method") == method.name:
+            if told.get("model") != digest(model):
+                raise ConfigError(f"{folder / MEMORY}: is of another model; remove it to begin anew")
+            return state.memory
+        log.warning(
+            "%s: holds what %s remembers of earlier requests; %s does not carry it on, and later requests begin anew",
+            *(folder, told.get("method"), method.name),
+        )
+    return {}
 
 
 def _keep(
-    path: Path, method: Method, memory: Mapping[str, Tensor], model: nn.Module, requests: Sequence[str]
+    folder: Path, method: Method, memory: Mapping[str, Tensor], model: nn.Module, requests: Sequence[str]
 ) -> None:
-    assert isinstance(method, Descent)
+    if not isinstance(method, Descent):
+        told = {"method": method.name, "model": digest(model)}
+        write(folder / MEMORY, save_state(State({}, memory=dict(memory)), told))
+        return
     assert method.cop is not None
     bases = method.bases(State({}, memory=dict(memory)))
     spaces, own = {space: (space,) for space in bases}, requests[-cop.served(bases) :]
-    cop.save(path, bases, cop.Provenance(digest(model), tuple(own), spaces, asdict(method.cop)))
+    cop.save(folder / BASES, bases, cop.Provenance(digest(model), tuple(own), spaces, asdict(method.cop)))
