@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from letheon.errors import RequestError
-from letheon.methods.gram import Inverse, Statistics, triangle, woodbury
+from letheon.methods.gram import Inverse, Statistics, root, woodbury
 
 CLASSES = 3
 Samples = tuple[Tensor, Tensor]
@@ -142,11 +142,22 @@ def test_deleting_by_woodbury_gives_the_head_of_factorising_anew(
     kept = Inverse.of(total, penalty)
     for gone in (order[:cut], order[cut : cut + 1]):  # two requests, one after the other
         part = taken(data, gone)
-        factor = triangle(torch.cat([part[0].double(), torch.ones(len(gone), 1, dtype=torch.float64)], 1))
+        factor = root(torch.cat([part[0].double(), torch.ones(len(gone), 1, dtype=torch.float64)], 1))
         assert factor.shape == (min(len(gone), data[0].shape[1] + 1), data[0].shape[1] + 1)
         assert off(factor.T @ factor, of(part).gram) < 1e-9
         total, kept = total.deleted(of(part)), kept.deleted(factor, of(part).moment)
         assert float((kept.solve(penalty) - total.solve(penalty)).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize(("n", "dead"), [(5, 0), (5, 2), (12, 0), (12, 3)])
+def test_a_root_is_the_same_for_all_samples_with_the_same_products(n: int, dead: int) -> None:
+    generator = torch.Generator().manual_seed(n + dead)
+    features = torch.randn(n, 8, generator=generator, dtype=torch.float64)
+    features[:, :dead] = 0.0  # as ReLU leaves them
+    turn = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0]
+    for others in (turn @ features, features.flip(0), -features):
+        assert off(root(others), root(features)) < 1e-9
+    assert off(root(features).T @ root(features), features.T @ features) < 1e-9
 
 
 def test_woodbury_refuses_what_was_never_added_as_far_as_it_can_see() -> None:

@@ -131,17 +131,24 @@ def _demand_added(moment: Tensor, lowest: float, *, least: float, of: str) -> No
         )
 
 
-def triangle(features: Tensor) -> Tensor:
-    """R of Φ = QR, ``(min(n, d + 1), d + 1)``: RᵀR = ΦᵀΦ, and all that R tells of the samples ΦᵀΦ tells as well."""
-    factor: Tensor = torch.linalg.qr(features)[1]
-    return factor
+def root(features: Tensor) -> Tensor:
+    """R of ``(min(n, d + 1), d + 1)`` with RᵀR = ΦᵀΦ: ΣVᵀ of Φ = UΣVᵀ, each row with its largest entry positive.
+
+    It is a function of ΦᵀΦ alone, as long as no two singular values but 0 are equal: U and the signs, which are not,
+    stay behind. The R of Φ = QR is no such function: where first features are 0 for all samples, as ReLU leaves them,
+    its first rows are the first samples themselves.
+    """
+    _, values, axes = torch.linalg.svd(features, full_matrices=False)
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    found: Tensor = values[:, None] * axes * largest.sign()
+    return found
 
 
 def woodbury(inverse: Tensor, features: Tensor, sign: Literal[1, -1]) -> Tensor:
     """(A + λI ± ΦᵀΦ)⁻¹ from (A + λI)⁻¹: + adds the samples, − deletes them.
 
     P ∓ PΦᵀ (I ± ΦPΦᵀ)⁻¹ ΦP, O(nd² + n³) where a new factorisation takes O(d³). Any matrix with the same ΦᵀΦ does as
-    well: ``Ridge`` is given that of ``triangle``, so that no features leave their holder.
+    well: ``Ridge`` is given the ``root``, which tells no more than ΦᵀΦ does.
 
     Args:
         inverse: P, ``(d + 1, d + 1)`` float64.

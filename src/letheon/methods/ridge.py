@@ -16,7 +16,7 @@ from letheon.client import Client, client_work
 from letheon.data import Data
 from letheon.errors import ConfigError, MethodError, RoundError
 from letheon.methods.base import Method
-from letheon.methods.gram import GRAM, INVERSE, MOMENT, Inverse, Statistics, triangle
+from letheon.methods.gram import GRAM, INVERSE, MOMENT, Inverse, Statistics, root
 from letheon.phase import Phase, State
 from letheon.request import Part
 from letheon.tasks.base import Task
@@ -42,7 +42,7 @@ def _statistics(client: Client, work: Work, data: Data, module: nn.Module, seed:
 
 
 def _factor_cost(task: Task, work: Work, n: int) -> dict[str, float]:
-    """A forward pass of each sample, its products with its label, and 2nd² for R of n samples with d features."""
+    """A forward pass of each sample, its products with its label, and some 2nd² for R of n samples with d features."""
     size = work.params[f"{task.head}.weight"].shape[1] + 1
     return {"samples": float(n), "flops": float(n) * (task.flops + 2 * size * (size + task.classes))}
 
@@ -53,7 +53,7 @@ def _factor(client: Client, work: Work, data: Data, module: nn.Module, seed: int
     task = client.task
     phi = F.pad(penultimate(module, task.head, data.inputs).double(), (0, 1), value=1.0)
     moment = phi.T @ F.one_hot(data.targets, task.classes).double()
-    return Reply(0, client.name, {FACTOR: triangle(phi), MOMENT: moment})
+    return Reply(0, client.name, {FACTOR: root(phi), MOMENT: moment})
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ class Ridge(Method):
     Attributes:
         penalty: λ.
         solver: how the server deletes. None: it keeps A, subtracts, and factorises anew (Cholesky). ``woodbury``: it
-            keeps P = (A + λI)⁻¹ and updates it; holders send a triangular factor of their A_k, which tells no more
-            than A_k does and is smaller for fewer than d samples. The head is the same up to rounding. It pays when
-            few samples go and d is large; it looks less closely at what it is asked to delete (``Inverse.deleted``).
+            keeps P = (A + λI)⁻¹ and updates it; holders send a root of their A_k, which tells no more than A_k does (of
+            a single sample both tell the features) and is smaller for fewer than d samples. The head is the same up to
+            rounding. It pays when few samples go and d is large; it looks less closely at what it is asked to delete
+            (``Inverse.deleted``).
         local: unused; no client trains.
     """
 
