@@ -230,6 +230,17 @@ def test_a_client_of_which_a_round_has_no_record_takes_no_part_in_it(small: Smal
     assert f"{FIRST}fc1.weight/a" in end.memory
 
 
+def test_a_round_of_the_forgotten_client_alone_is_no_step(small: Small) -> None:
+    start, _, _ = trained(small, METHOD)
+    alone = {n: t for n, t in start.memory.items() if n.endswith("/b")}
+    end = unlearned(small, METHOD, replace(start, memory=alone))
+    assert tree.digest(end.params) == tree.digest(small.task.init(3).params)
+    first = {n: t for n, t in start.memory.items() if n.startswith(LENGTH) or n.endswith("/b")}
+    later = unlearned(small, METHOD, replace(start, memory=first))
+    moved = tree.sub(later.params, small.task.init(3).params)
+    assert 0 < tree.norm(moved) <= max(lengths(start.memory, 2).values()) * (1 + 1e-6)
+
+
 def test_a_client_without_a_first_record_joins_later(small: Small) -> None:
     start, tap, _ = trained(small, METHOD)
     memory = {n: t for n, t in start.memory.items() if not (n.startswith(FIRST) and n.endswith("/a"))}

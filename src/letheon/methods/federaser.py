@@ -179,7 +179,7 @@ class FedEraser(Method):
         if self.to_calibrate == self.kept:
             return begin
         known = [replace(reply, tensors=updates[reply.client]) for reply in present if reply.client in updates]
-        return begin.moved(average(known).tensors)
+        return begin.moved(average(known).tensors) if known else begin
 
     def check(self, memory: Params) -> None:
         """Raise ``MethodError`` unless every round that is replayed was recorded."""
@@ -194,8 +194,13 @@ class FedEraser(Method):
             )
 
     def calibrate(self, federation: Federation, state: State, round: int) -> State:
-        """One kept round: Σ q_k Ũ_k over the retained clients whose length was recorded; buffers follow them."""
+        """One kept round: Σ q_k Ũ_k over the retained clients whose length was recorded; buffers follow them.
+
+        Where not all train in a round, it may have been the forgotten clients' alone: it is then no step.
+        """
         known = lengths(state.memory, round)
+        if not known:
+            return state
         options = replace(self.recipe, first_round=0).options(round) | {"ratio": self.ratio}
         clients = tuple(sorted(known))
         work = Work("calibrate", state.params, state.buffers, "retain", options=options, clients=clients)
