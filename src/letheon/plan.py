@@ -109,7 +109,7 @@ def plan(experiment: Experiment, *, workers: int | None = None) -> Plan:
     records = any(records_training(method) or has_own_training(method) for method in experiment.methods.values())
     pricings = [
         _Pricing(
-            _dry(experiment, _sizes(population, served)), population.requests[max(0, served - 1)].id, pace, records
+            _extremes(experiment, _sizes(population, served)), population.requests[max(0, served - 1)].id, pace, records
         )
         for served in range(len(population.requests) + 1)
     ]
@@ -168,26 +168,36 @@ def _sizes(population: Population, served: int) -> dict[str, dict[str, int]]:
     return sizes
 
 
-def _dry(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> Federation:
-    """The federation that trains nothing; of a sampled one the largest clients, which cost the most."""
-    dry = DryRun(sizes, experiment.task)
-    if experiment.participation is None:
-        return dry
+def _extremes(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> tuple[Federation, ...]:
+    """The federation that trains nothing; if it is sampled, with the cohorts that cost the most.
+
+    The largest clients have the most to train. Those with nothing to forget are the ones to whom the model is not sent
+    anyway, and of whom a history is read after the request.
+    """
+    dry, share = DryRun(sizes, experiment.task), experiment.participation
+    if share is None:
+        return (dry,)
+    return tuple(
+        Sampled(dry, _ranked(sizes, apart=apart), share, draw=lambda names, count, seed: names[:count])
+        for apart in (True, False)
+    )
+
+
+def _ranked(sizes: Mapping[str, Mapping[str, int]], *, apart: bool) -> dict[Part, list[str]]:
+    """By part, its holders, whoever holds most of it first; with ``apart``, behind all who have nothing to forget."""
+
+    def order(name: str, part: Part) -> tuple[bool, int, str]:
+        return apart and sizes[name]["forget"] > 0, -sizes[name][part], name
+
     parts: tuple[Part, ...] = ("all", "retain")
-    holders = {part: [name for name in ranked(sizes, part) if sizes[name][part]] for part in parts}
-    return Sampled(dry, holders, experiment.participation, draw=lambda names, count, seed: names[:count])
-
-
-def ranked(sizes: Mapping[str, Mapping[str, int]], part: Part) -> list[str]:
-    """The clients, whoever holds most of a part first."""
-    return sorted(sizes, key=lambda name: (-sizes[name][part], name))
+    return {part: sorted((n for n in sizes if sizes[n][part]), key=lambda n: order(n, part)) for part in parts}
 
 
 @dataclass(frozen=True, slots=True)
 class _Pricing:
-    """Prices stages with the federations that a run has, over one that trains nothing."""
+    """Prices stages with the federations that a run has, over those that train nothing; the dearest counts."""
 
-    dry: Federation
+    extremes: tuple[Federation, ...]
     request: str
     pace: Pace
     records_training: bool
@@ -196,18 +206,21 @@ class _Pricing:
         """The state with everything that the stage keeps, and each phase's price."""
         state, priced = start, []
         for phase in phases:
-            after, cost = self.phase(phase, state, admitted=admitted, later=1.0)
-            _, other = self.phase(phase, state, admitted=admitted, later=0.0)
-            state = after
-            priced.append(self._planned(phase, cost, other))
+            tried = [
+                self.phase(phase, state, _Judged(dry, later), admitted=admitted)
+                for dry in self.extremes
+                for later in (1.0, 0.0)
+            ]
+            state = tried[0][0]
+            priced.append(self._planned(phase, [cost for _, cost in tried]))
         return replace(state, scratch={}), tuple(priced)
 
-    def phase(self, phase: Phase, state: State, *, admitted: bool, later: float) -> tuple[State, Cost]:
+    def phase(self, phase: Phase, state: State, dry: Federation, *, admitted: bool) -> tuple[State, Cost]:
         """The first step, and the second one for all that follow: what is asked once is counted once.
 
         All steps where a history grows or is read: in training, if a method records it, and in serving a request.
         """
-        meter = Metered(_Judged(self.dry, later))
+        meter = Metered(dry)
         federation: Federation = Excluding(meter, request=self.request) if admitted else meter
         grows = bool(state.memory) and phase.name != "continue" if admitted else self.records_training
         for t in range(phase.rounds if grows else min(2, phase.rounds)):
@@ -215,11 +228,11 @@ class _Pricing:
             meter.observe(str(t), 1, state)
         return state, repeated(meter.phases, phase.rounds)
 
-    def _planned(self, phase: Phase, one: Cost, other: Cost) -> PhasePlan:
-        most = {name: max(getattr(one, name), getattr(other, name)) for name in COUNTED}
-        least = {name: min(getattr(one, name), getattr(other, name)) for name in COUNTED}
+    def _planned(self, phase: Phase, costs: Sequence[Cost]) -> PhasePlan:
+        most = {name: max(getattr(cost, name) for cost in costs) for name in COUNTED}
+        least = {name: min(getattr(cost, name) for cost in costs) for name in COUNTED}
         seconds = self.pace.seconds(most["flops"], phase.rounds)
-        is_exact = most == least and phase.until is None and isinstance(self.dry, DryRun)
+        is_exact = most == least and phase.until is None and len(self.extremes) == 1
         return PhasePlan(phase.name, phase.rounds, **most, seconds=seconds, is_exact=is_exact)
 
 

@@ -20,7 +20,8 @@ from letheon.methods.fine_tuning import FineTuning
 from letheon.methods.lethe import Lethe
 from letheon.middleware import Cost
 from letheon.pipeline import Run, run
-from letheon.plan import plan
+from letheon.plan import COUNTED, Plan, plan
+from letheon.tasks.partition import Partition
 from letheon.tasks.target import Target
 from letheon.tasks.vision import Digits
 from letheon.training import Local
@@ -116,6 +117,34 @@ def test_the_plan_of_it_is_an_upper_bound(sampled: Run) -> None:
         assert not phase.is_exact
         assert (phase.bytes_up, phase.rounds) == (real.bytes_up, real.rounds)
         assert phase.samples >= real.samples > 0.5 * phase.samples
+
+
+def demand_within(planned: Plan, done: Run) -> None:
+    """Nothing that a phase counted is more than was planned for it."""
+    most = {(stage.stage, phase.phase): phase for stage in planned.stages for phase in stage.phases}
+    stages = {"origin": done.origin} | {f"{label}.unlearn": outcome for label, outcome in done.unlearned.items()}
+    for name, outcome in stages.items():
+        for real in outcome.costs:
+            over = {n for n in COUNTED if getattr(real, n) > getattr(most[name, real.phase], n)}
+            assert not over, (name, real, most[name, real.phase])
+
+
+def test_no_phase_of_any_method_exceeds_its_plan(sampled: Run) -> None:
+    demand_within(plan(sampled.experiment, workers=1), sampled)
+
+
+def test_nor_where_the_cohort_and_the_holders_of_a_class_are_different_clients(tmp_path: Path) -> None:
+    few = replace(
+        EXPERIMENT,
+        method=Lethe(rounds=3, restore_rounds=1, search=None),
+        compare=(),
+        train_rounds=1,
+        continue_rounds=1,
+        partition=Partition(alpha=0.05),
+        request=Target("class", label=3),
+        participation=0.25,
+    )
+    demand_within(plan(few, workers=1), run(few, tmp_path / "run", workers=1))
 
 
 def test_if_all_take_part_no_bit_changes(tmp_path: Path) -> None:
