@@ -41,8 +41,9 @@ class Adapter:
 
     Attributes:
         kind: None: bottlenecks, what enters a layer becomes h + B·ReLU(A h + a) + b. ``lora``: what leaves a layer
-            gets a change of low rank, W h + B A h, for a convolution W∗h + B∗(A∗h) with B of one pixel. ``head``: the
-            last layer gets a change of full rank, as if a copy of it were trained.
+            gets a change of low rank, W h + B A h, for a convolution W∗h + B∗(A∗h) with B of one pixel; of several
+            holders A and B are averaged each on its own, which is not the mean of their BA. ``head``: the last layer
+            gets a change of full rank, as if a copy of it were trained.
         rank: width of the bottleneck, or rank of the change; ``head`` has none.
         lr: step size η_φ.
         cap: stop as soon as the mean loss on the data to forget reaches this many nats; None: never.
@@ -178,16 +179,19 @@ def change(layer: nn.Module, inputs: Tensor, tensors: Mapping[str, Tensor]) -> T
     """What ``tensors`` of low or of full rank add to what leaves ``layer``.
 
     Raises:
-        ConfigError: a convolution in groups.
+        ConfigError: neither a linear layer nor a convolution of images, in one group and padded with zeros.
     """
     if WEIGHT in tensors:
         return F.linear(inputs, tensors[WEIGHT], tensors[BIAS])
-    if not isinstance(layer, nn.Conv2d):
+    if isinstance(layer, nn.Linear):
         return F.linear(F.linear(inputs, tensors[LEFT]), tensors[RIGHT])
-    if layer.groups != 1 or isinstance(layer.padding, str):
-        raise ConfigError("adapter.places: 'lora' takes no convolution in groups or with named padding; leave it out")
-    inner = F.conv2d(inputs, tensors[LEFT], None, layer.stride, layer.padding, layer.dilation)
-    return F.conv2d(inner, tensors[RIGHT])
+    if isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
+        inner = F.conv2d(inputs, tensors[LEFT], None, layer.stride, layer.padding, layer.dilation)
+        return F.conv2d(inner, tensors[RIGHT])
+    raise ConfigError(
+        f"adapter.places: 'lora' takes linear layers and convolutions of images, in one group and padded with zeros, "
+        f"but not {layer}; leave it out"
+    )
 
 
 @contextmanager
