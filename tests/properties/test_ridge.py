@@ -147,6 +147,7 @@ def test_deleting_by_woodbury_gives_the_head_of_factorising_anew(
         assert off(factor.T @ factor, of(part).gram) < 1e-9
         total, kept = total.deleted(of(part)), kept.deleted(factor, of(part).moment)
         assert float((kept.solve(penalty) - total.solve(penalty)).abs().max()) < 1e-9
+        assert torch.equal(kept.inverse, kept.inverse.T)
 
 
 @pytest.mark.parametrize(("n", "dead"), [(5, 0), (5, 2), (12, 0), (12, 3)])

@@ -10,13 +10,15 @@ import torch
 from of_three import Small
 
 from letheon import tree
+from letheon.client import Client
 from letheon.errors import ConfigError
 from letheon.methods.lethe import BASELINE, LONGEST, RECOVERED, SHARE, SLACK, Lethe, is_restored
 from letheon.methods.rectify import rectify
+from letheon.methods.search import Search
 from letheon.phase import LOG, State, drive
 from letheon.tasks.base import buffers_of
 from letheon.training import Local, has_batch_norm
-from letheon.work import BufferMean, Reply
+from letheon.work import BufferMean, Reply, Work
 
 LOCAL = Local(lr=0.05, batch_size=4)
 SIZES = {"a": 10.0, "b": 14.0, "c": 20.0}
@@ -69,9 +71,20 @@ def test_a_literal_share_lasts_through_phase_3_and_uniform_weights_need_single_r
     assert "per-client" not in Lethe(weights="literal").needed
 
 
+def test_a_trial_round_is_weighed_as_phase_3_will_be(small: Small) -> None:
+    method = Lethe(adapter=None, search=None, weights="literal", local=LOCAL)
+    start = replace(small.start, scratch={SHARE: torch.tensor(0.25, dtype=torch.float64)})
+    next_round = method.retained(small.tap, start, 0)
+    method.probed(small.tap, start, 0)
+    (trial,) = (works[0] for works, _ in small.tap.calls[-1:])
+    assert tree.digest(trial.params) == tree.digest(next_round.params)
+
+
 def test_until_utility_is_back_phase_3_goes_on(small: Small) -> None:
     states = driven(small, restore_rounds="until", rounds=2, local=Local(lr=0.3, batch_size=4))
     looks = [r for w, replies in small.tap.calls if w[0].kind == "evaluate" for r in replies if r.client != "b"]
+    limits = [work.options["limit"] for works, _ in small.tap.calls for work in works if work.kind == "evaluate"]
+    assert set(limits) == {Search().samples}
     restored = [state.scratch[LOG + RECOVERED].tolist() for phase, state in states if phase == "restore"]
     assert 1 <= len(restored) <= LONGEST
     origin = sum(r.weight * r.metrics["accuracy"] for r in looks[:2]) / 30
@@ -113,6 +126,12 @@ def test_fresh_statistics_are_those_of_a_pass_over_the_retained_data(small: Smal
             torch.testing.assert_close(tensor, wanted[name])
             assert name.endswith("tracked") or not torch.equal(tensor, by_name[before].buffers[name])
     assert [phase for phase, _ in driven(small, buffers="fresh", restore_rounds=0)] == ["rectify", "refresh"]
+
+
+def test_statistics_of_one_sample_are_refused_by_name(small: Small) -> None:
+    one = Client("d", small.clients["a"].take(torch.arange(1)), small.task)
+    reply = one.execute(Work("refresh", small.start.params, small.start.buffers, "retain"), small.task.model())
+    assert bool(small.start.buffers) == ("1 sample(s) cannot train a model with BatchNorm" in reply.error)
 
 
 def pooled(small: Small, state: State) -> dict[str, torch.Tensor]:

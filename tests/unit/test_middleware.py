@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from letheon.errors import Diverged, Excluded, RoundError
-from letheon.middleware import Cost, Excluding, Metered, Quorum
+from letheon.middleware import Cost, DryRun, Excluding, Metered, Quorum, fault
 from letheon.phase import State
+from letheon.tasks.vision import Digits
 from letheon.tree import Params
 from letheon.work import Reply, Work, average, averages
 
@@ -261,3 +262,25 @@ def test_work_on_all_data_is_refused_once_a_request_was_admitted() -> None:
     assert inner.works == ()
     list(excluding.run(train(), train("forget")))
     assert [(work.part, work.request) for work in inner.works] == [("retain", "r1"), ("forget", "r1")]
+
+
+REFRESH = Work("refresh", PARAMS, BUFFERS, "retain")
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply(0, "a", {}, BUFFERS, weight=1.0), ""),
+        (Reply(0, "a", {}, {}, weight=1.0), "its buffers do not match what was sent"),
+        (Reply(0, "a", PARAMS, BUFFERS, weight=1.0), "its reply does not match what was sent"),
+    ],
+    ids=["buffers", "nothing", "parameters too"],
+)
+def test_a_pass_for_statistics_is_answered_with_the_buffers_and_nothing_else(reply: Reply, reason: str) -> None:
+    assert fault(REFRESH, reply).startswith(reason)
+    assert bool(fault(REFRESH, reply)) == bool(reason)
+
+
+def test_of_a_pass_for_statistics_a_dry_run_counts_the_buffers_that_come_back() -> None:
+    (reply,) = DryRun({"a": {"retain": 3}}, Digits()).run(REFRESH)
+    assert (reply.tensors, reply.buffers, reply.metrics["samples"]) == ({}, BUFFERS, 3.0)

@@ -189,6 +189,13 @@ def test_a_reply_that_is_not_as_it_must_be_counts_as_an_error(parcel: Parcel, re
     assert (reply.client, reply.work, reply.tensors) == ("c", 0, {})
 
 
+def test_of_a_pass_for_statistics_no_more_than_the_buffers_may_come_back() -> None:
+    work = Work("refresh", {"w": torch.ones(10**5)}, {"mean": torch.ones(3)})
+    back = Reply(0, "c", {}, work.buffers, weight=1.0)
+    assert told(pack_replies([back]), {0: work})[0].error == ""
+    assert "are expected at most" in told(pack_replies([replace(back, tensors=work.params)]), {0: work})[0].error
+
+
 def test_what_may_come_back_depends_on_the_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     parcel = pack_replies([replace(REPLY, tensors={"w": torch.ones(10**5)}, buffers={})])
     assert told(parcel)[0].error
