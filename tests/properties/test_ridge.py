@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from letheon.errors import RequestError
+from letheon.errors import MethodError, RequestError
 from letheon.methods.gram import Inverse, Statistics, root, woodbury
 
 CLASSES = 3
@@ -159,6 +159,17 @@ def test_a_root_is_the_same_for_all_samples_with_the_same_products(n: int, dead:
     for others in (turn @ features, features.flip(0), -features):
         assert off(root(others), root(features)) < 1e-9
     assert off(root(features).T @ root(features), features.T @ features) < 1e-9
+
+
+def test_what_woodbury_has_no_digits_for_is_not_called_a_false_request() -> None:
+    features, targets = torch.tensor([[0.0], [0.0], [300.0]]), torch.tensor([0, 1, 2])
+    last = torch.tensor([[300.0, 1.0]], dtype=torch.float64)
+    gone = Statistics.of(features[2:], targets[2:], CLASSES)
+    whole = Statistics.of(features, targets, CLASSES)
+    with pytest.raises(MethodError, match=r"too little is left to update the inverse.*train without solver"):
+        Inverse.of(whole, 1e-6).deleted(last, gone.moment)
+    found = Inverse.of(whole, 1.0).deleted(last, gone.moment).solve(1.0)
+    assert off(found, whole.deleted(gone).solve(1.0)) < 1e-9
 
 
 def test_woodbury_refuses_what_was_never_added_as_far_as_it_can_see() -> None:

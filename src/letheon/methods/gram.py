@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from letheon.errors import RequestError
+from letheon.errors import MethodError, RequestError
 from letheon.tree import Params
 
 GRAM, MOMENT = "ridge/gram", "ridge/moment"
 INVERSE = "ridge/inverse"
 ROUNDING = 1e-9
-"""A smallest eigenvalue below zero by less than this share of the trace is rounding."""
+"""A smallest eigenvalue below zero by less than this, as a share of the trace or of 1, is rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +107,17 @@ class Inverse:
 
         Raises:
             RequestError: the samples were never added.
+            MethodError: in some direction they make up all but λ of A, and λ is too small next to them to be left over.
         """
         left = self.moment - moment
         small = torch.eye(len(factor), dtype=torch.float64) - factor @ self.inverse @ factor.T
         lowest = float(torch.linalg.eigvalsh(small)[0]) if len(factor) else 1.0
-        _demand_added(left, lowest, least=ROUNDING, of="I − RPRᵀ")
+        _demand_added(left, lowest, least=-ROUNDING, of="I − RPRᵀ")
+        if lowest < ROUNDING:
+            raise MethodError(
+                f"ridge: without these samples too little is left to update the inverse (an eigenvalue of I − RPRᵀ of "
+                f"{lowest:.3g}); train without solver = 'woodbury', or with a larger penalty"
+            )
         found = woodbury(self.inverse, factor, -1)
         return Inverse((found + found.T) / 2, left)  # symmetric, or rounding would grow from one request to the next
 

@@ -73,8 +73,8 @@ class Ridge(Method):
         solver: how the server deletes. None: it keeps A, subtracts, and factorises anew (Cholesky). ``woodbury``: it
             keeps P = (A + λI)⁻¹ and updates it; holders send a root of their A_k, which tells no more than A_k does (of
             a single sample both tell the features) and is smaller for fewer than d samples. The head is the same up to
-            rounding. It pays when few samples go and d is large; it looks less closely at what it is asked to delete
-            (``Inverse.deleted``).
+            rounding, which is the larger the smaller λ is next to what goes. It pays when few samples go and d is
+            large; it looks less closely at what it is asked to delete (``Inverse.deleted``).
         local: unused; no client trains.
     """
 
