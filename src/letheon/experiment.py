@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from letheon import config, schema
+from letheon.cohort import cohort_size
 from letheon.errors import ConfigError, MethodError
 from letheon.methods.base import Method, demand_given
 from letheon.methods.detach import Detach
@@ -135,7 +136,7 @@ class Experiment:
         """Clients, request and test sets: a function of the experiment and the data alone.
 
         Raises:
-            ConfigError: fewer clients have something to retain than a round needs replies: no run could be completed.
+            ConfigError: fewer clients have something to retain, or take part in a round, than a round needs replies.
         """
         population = populate(
             self.task, self.partition, self.request, clients=self.clients, seed=self.seed, then=self.then
@@ -145,6 +146,11 @@ class Experiment:
             raise ConfigError(
                 f"minimum: each round needs {self.minimum} replies, but once the data are forgotten {left} of "
                 f"{self.clients} clients have any to train on; lower it"
+            )
+        if self.participation is not None and (asked := cohort_size(left, self.participation)) < self.minimum:
+            raise ConfigError(
+                f"minimum: each round needs {self.minimum} replies, but of {left} clients with data left a share of "
+                f"participation = {self.participation:g} is {asked}; lower it, or raise participation"
             )
         return population
 

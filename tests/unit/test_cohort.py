@@ -159,3 +159,9 @@ def test_if_all_take_part_no_bit_changes(tmp_path: Path) -> None:
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=r"participation: must lie in \(0, 1\]"):
         replace(EXPERIMENT, participation=share)
+
+
+def test_a_quorum_larger_than_the_cohort_is_refused_before_any_work() -> None:
+    assert replace(EXPERIMENT, participation=0.4, minimum=3).populate().clients.keys()
+    with pytest.raises(ConfigError, match=r"minimum: each round needs 4 replies, but of 7 .* participation = 0.4 is 3"):
+        replace(EXPERIMENT, participation=0.4, minimum=4).populate()
