@@ -47,8 +47,9 @@ class Experiment:
         flower: run on Flower, in processes of their own; never changes a result. None: in this process.
         outlier_factor: quarantine a reply whose update is more than so many times as long as the median of those to
             the same work. None: replies are not compared.
-        participation: share of the clients that trains in a round, drawn anew each time; holders of data to forget
-            always take part in work on that. None: everybody trains in every round.
+        participation: share of the clients that trains in a round of FedAvg, drawn anew each time; holders of data to
+            forget always take part in work on that, and everybody in the work that is a method's own, such as FUSED's
+            adapters. None: everybody trains in every round.
     """
 
     task: Task
