@@ -19,6 +19,7 @@ from letheon.phase import seed_of
 from letheon.request import Request, free
 from letheon.tasks.base import Task, buffers_of, params_of
 from letheon.training import Local, demand_samples, recalibrate, train
+from letheon.tree import Params
 from letheon.work import Reply, Work
 
 Do = Callable[["Client", Work, Data, nn.Module, int], Reply]
@@ -40,6 +41,15 @@ class Kind:
     do: Do
     cost: Cost
     answers: Answers = "params"
+
+    def expected(self, work: Work) -> tuple[Params, Params] | None:
+        """The tensors and the buffers that a reply to ``work`` must match; None: nothing in particular."""
+        return {
+            "params": (work.params, work.buffers),
+            "buffers": ({}, work.buffers),
+            "extras": (work.extras, {}),
+            "free": None,
+        }[self.answers]
 
 
 KINDS: dict[str, Kind] = {}

@@ -188,13 +188,7 @@ def fault(work: Work, reply: Reply) -> str:
     broken = [name for name, value in reply.metrics.items() if not _is_meant(value)]
     if broken:
         return f"its {broken[0]} is {reply.metrics[broken[0]]}"
-    answers = KINDS[work.kind].answers if work.kind in KINDS else "free"
-    expected = {
-        "params": (work.params, work.buffers),
-        "buffers": ({}, work.buffers),
-        "extras": (work.extras, {}),
-        "free": None,
-    }[answers]
+    expected = KINDS[work.kind].expected(work) if work.kind in KINDS else None
     if expected is not None:
         try:
             tree.check_same(expected[0], reply.tensors, "its reply does not match what was sent")
@@ -251,20 +245,15 @@ class DryRun:
         self._task = task
 
     def run(self, *works: Work) -> Iterator[Reply]:
-        zeros = [_zeros(work) for work in works]
+        empty: tuple[tree.Params, tree.Params] = ({}, {})
+        answers = [KINDS[work.kind].expected(work) or empty for work in works]
+        zeros = [tree.zeros_like(tensors) for tensors, _ in answers]
         for client in sorted(self._sizes):
             for index, work in enumerate(works):
                 n = self._sizes[client][work.part]
                 if n and work.asks(client):
                     metrics = {"accuracy": 1.0, "loss": 0.0} | KINDS[work.kind].cost(self._task, work, n)
-                    buffers = work.buffers if KINDS[work.kind].answers in ("params", "buffers") else {}
-                    yield Reply(index, client, zeros[index], buffers, weight=float(n), metrics=metrics)
-
-
-def _zeros(work: Work) -> tree.Params:
-    answers = KINDS[work.kind].answers
-    answered = {"params": work.params, "extras": work.extras}.get(answers, {})
-    return tree.zeros_like(answered)
+                    yield Reply(index, client, zeros[index], answers[index][1], weight=float(n), metrics=metrics)
 
 
 class Recording:

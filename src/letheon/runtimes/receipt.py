@@ -47,12 +47,8 @@ def _short(reply: Reply) -> Reply:
 
 def _room(work: Work) -> int:
     """The largest reply to a work, in bytes."""
-    answers = KINDS[work.kind].answers
-    if answers == "free":
+    expected = KINDS[work.kind].expected(work)
+    if expected is None:
         return LARGEST_FREE_REPLY
-    tensors = {
-        "params": {**work.params, **work.buffers},
-        "buffers": work.buffers,
-        "extras": work.extras,
-    }[answers]
+    tensors = expected[0] | expected[1]
     return tree.n_bytes(tensors) + OVERHEAD + OVERHEAD_OF_A_TENSOR * len(tensors)
