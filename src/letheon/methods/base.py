@@ -114,11 +114,11 @@ def train_work(
     return Work("train", state.params, state.buffers, part, options=local.options(t), extras=extras or {})
 
 
-def fedavg(local: Local, part: Part = "retain") -> Step:
-    """One round of FedAvg (Eq. 1), weights n_k / Σ n_j over the participants of the round."""
+def fedavg(local: Local, part: Part = "retain", *, scale: float = 1.0) -> Step:
+    """One round of FedAvg (Eq. 1), weights n_k / Σ n_j over the participants of the round, its step times ``scale``."""
 
     def step(federation: Federation, state: State, t: int) -> State:
         mean = average(federation.run(train_work(state, part, local, t)))
-        return replace(state.moved(mean.tensors), buffers=mean.buffers)
+        return replace(state.moved(mean.tensors, scale), buffers=mean.buffers)
 
     return step

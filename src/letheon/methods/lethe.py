@@ -12,7 +12,7 @@ import torch
 from letheon import tree
 from letheon.adapter import Adapter, adapter_of
 from letheon.errors import ConfigError
-from letheon.methods.base import PER_CLIENT, Method, train_work
+from letheon.methods.base import PER_CLIENT, Method, fedavg, train_work
 from letheon.methods.rectify import Gamma, rectify
 from letheon.methods.search import Search, accuracy
 from letheon.phase import LOG, Phase, State, seed_of
@@ -256,8 +256,7 @@ class Lethe(Method):
 
     def retained(self, federation: Federation, state: State, t: int) -> State:
         """One round of FedAvg on the retained data, without the adapter."""
-        mean = average(self.weighed(federation).run(train_work(state, "retain", self.recipe, t)))
-        return replace(state.moved(mean.tensors, float(state.scratch.get(SHARE, 1.0))), buffers=mean.buffers)
+        return fedavg(self.recipe, scale=float(state.scratch.get(SHARE, 1.0)))(self.weighed(federation), state, t)
 
 
 class Alike:
