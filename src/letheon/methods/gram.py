@@ -18,6 +18,16 @@ ROUNDING = 1e-9
 """A smallest eigenvalue below zero by less than this, as a share of the trace or of 1, is rounding."""
 
 
+def with_constant(features: Tensor) -> Tensor:
+    """Φ, ``(n, d + 1)`` float64: features ``(n, d)`` and the constant 1."""
+    return F.pad(features.double(), (0, 1), value=1.0)
+
+
+def moment_of(phi: Tensor, targets: Tensor, classes: int) -> Tensor:
+    """B = Σ φyᵀ of ``(n, d + 1)`` Φ and ``(n,)`` labels."""
+    return phi.T @ F.one_hot(targets, classes).double()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """All that a ridge head needs to know of a set of samples; float64.
@@ -36,8 +46,8 @@ class Statistics:
     @classmethod
     def of(cls, features: Tensor, targets: Tensor, classes: int) -> Self:
         """Of ``(n, d)`` features and ``(n,)`` labels."""
-        phi = F.pad(features.double(), (0, 1), value=1.0)
-        return cls(phi.T @ phi, phi.T @ F.one_hot(targets, classes).double())
+        phi = with_constant(features)
+        return cls(phi.T @ phi, moment_of(phi, targets, classes))
 
     @classmethod
     def none(cls, features: int, classes: int) -> Self:

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from letheon import tree
 from letheon.adapter import penultimate
@@ -16,7 +15,7 @@ from letheon.client import Client, client_work
 from letheon.data import Data
 from letheon.errors import ConfigError, MethodError, RoundError
 from letheon.methods.base import Method
-from letheon.methods.gram import GRAM, INVERSE, MOMENT, Inverse, Statistics, root
+from letheon.methods.gram import GRAM, INVERSE, MOMENT, Inverse, Statistics, moment_of, root, with_constant
 from letheon.phase import Phase, State
 from letheon.request import Part
 from letheon.tasks.base import Task
@@ -28,7 +27,7 @@ FACTOR = "ridge/factor"
 
 
 def _statistics_cost(task: Task, work: Work, n: int) -> dict[str, float]:
-    """A forward pass of each sample, and its products with its features and its label."""
+    """A forward pass of each sample, and its products with its features and its label; R costs some 2nd², too."""
     size = work.params[f"{task.head}.weight"].shape[1] + 1
     return {"samples": float(n), "flops": float(n) * (task.flops + 2 * size * (size + task.classes))}
 
@@ -41,19 +40,12 @@ def _statistics(client: Client, work: Work, data: Data, module: nn.Module, seed:
     return Reply(0, client.name, {GRAM: found.gram, MOMENT: found.moment})
 
 
-def _factor_cost(task: Task, work: Work, n: int) -> dict[str, float]:
-    """A forward pass of each sample, its products with its label, and some 2nd² for R of n samples with d features."""
-    size = work.params[f"{task.head}.weight"].shape[1] + 1
-    return {"samples": float(n), "flops": float(n) * (task.flops + 2 * size * (size + task.classes))}
-
-
-@client_work("ridge-factor", _factor_cost, answers="free")
+@client_work("ridge-factor", _statistics_cost, answers="free")
 def _factor(client: Client, work: Work, data: Data, module: nn.Module, seed: int) -> Reply:
     """R and B of the part; what an earlier request deleted is not in it."""
     task = client.task
-    phi = F.pad(penultimate(module, task.head, data.inputs).double(), (0, 1), value=1.0)
-    moment = phi.T @ F.one_hot(data.targets, task.classes).double()
-    return Reply(0, client.name, {FACTOR: root(phi), MOMENT: moment})
+    phi = with_constant(penultimate(module, task.head, data.inputs))
+    return Reply(0, client.name, {FACTOR: root(phi), MOMENT: moment_of(phi, data.targets, task.classes)})
 
 
 @dataclass(frozen=True)
