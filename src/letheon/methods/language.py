@@ -36,7 +36,7 @@ class LanguageMethod(Method):
         return False
 
     def kept_bytes(self, params: Mapping[str, Tensor]) -> int:
-        """Bytes of memory after any request on a model with these parameters, at most."""
+        """Bytes of memory after any request on a model with these parameters, at most; without COP's bases."""
         return 0
 
     def inherited(self, memory: Mapping[str, Tensor]) -> Params:
