@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from letheon.tasks.text import Questions, TextTask
-from letheon.text.language import Language, Small
+from letheon.text.language import Language, Small, loaded, read_model
 from letheon.text.pairs import Pair
 
 NAMES = ("Ada", "Bo", "Cy", "Di", "Ed", "Fay", "Gus", "Hal", "Ida", "Jo", "Kit", "Lou")
@@ -40,3 +42,14 @@ class Toys(TextTask):
 
     def questions(self) -> Mapping[str, Questions]:
         return {"retain": Questions({str(i): pair(i) for i in range(12 - 2 * self.count)})}
+
+
+def opened(folder: Path) -> tuple[Any, Any]:
+    """The model and the tokenizer of a folder."""
+    return read_model(str(folder)), loaded(str(folder))
+
+
+def written(path: Path, pairs: Sequence[Pair]) -> Path:
+    """A file of pairs, one a line."""
+    path.write_text("\n".join(json.dumps({"question": p.question, "answer": p.answer}) for p in pairs))
+    return path

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +16,11 @@ from letheon.methods.tfr import TFRNet
 from letheon.runtimes.alone import threads
 from letheon.text import folders
 from letheon.text.descent import Recipe
-from letheon.text.language import loaded, read_model, save_model
+from letheon.text.language import save_model
 from letheon.text.pairs import Pair
 from letheon.text.trajectory import Suppression
 from letheon.unlearning import digest, unlearn
-from text_toys import Toys, pair
+from text_toys import Toys, opened, pair, written
 
 TASK = Toys()
 FORGET, OTHER, KEPT = [pair(8), pair(9)], [pair(10), pair(11)], [pair(i) for i in range(8)]
@@ -44,15 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in module.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     save_model(path, module.lm, TASK.encoder.tokenizer)
-    return path
-
-
-def opened(folder: Path) -> tuple[Any, Any]:
-    return read_model(str(folder)), loaded(str(folder))
-
-
-def written(path: Path, pairs: list[Pair]) -> Path:
-    path.write_text("\n".join(json.dumps({"question": p.question, "answer": p.answer}) for p in pairs))
     return path
 
 

@@ -27,11 +27,11 @@ from letheon.phase import Phase, drive
 from letheon.runtimes.alone import Alone, threads
 from letheon.text import folders
 from letheon.text.descent import Recipe, mean_loss
-from letheon.text.language import LanguageModel, loaded, read_model, save_model
+from letheon.text.language import LanguageModel, read_model, save_model
 from letheon.text.pairs import Pair
 from letheon.training import Local
 from letheon.unlearning import digest, parsed, unlearn
-from text_toys import NAMES, Toys, pair
+from text_toys import NAMES, Toys, opened, pair, written
 
 TASK = Toys()
 FORGET, OTHER, KEPT = [pair(8), pair(9)], [pair(10), pair(11)], [pair(i) for i in range(8)]
@@ -57,15 +57,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     load(module, state.params, state.buffers)
     path = tmp_path_factory.mktemp("own") / "model"
     save_model(path, module.lm, TASK.encoder.tokenizer)
-    return path
-
-
-def opened(folder: Path) -> tuple[Any, Any]:
-    return read_model(str(folder)), loaded(str(folder))
-
-
-def written(path: Path, pairs: list[Pair]) -> Path:
-    path.write_text("\n".join(json.dumps({"question": p.question, "answer": p.answer}) for p in pairs))
     return path
 
 
